@@ -1,4 +1,4 @@
-"""A trained state goes to clients, seen or unseen, which personalise it."""
+"""Distribute a trained model to seen and unseen clients, which personalise it."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelDistribution:
-    """Gives the trained state to clients, seen or unseen."""
+    """Distributes the trained model to clients."""
 
     method: Method
     federation: Federation
@@ -36,9 +36,9 @@ class ModelDistribution:
         seen: Collection[str],
         done: Collection[str] = (),
     ) -> Iterator[Mapping[str, ClientResult | None]]:
-        """Yield who gets the model and is not ``done``, and the result if shown.
+        """Yield the results of clients that got the model, None where withheld.
 
-        Those that were served together are together.
+        Clients in ``done`` are skipped. Clients of one request come together.
         """
         last = trained.server_round
         key = self.key.child("broadcast", "hand-over")
@@ -64,7 +64,7 @@ class ModelDistribution:
 
 
 class DistributionError(RunError):
-    """A client could not be served, where none may be away."""
+    """A client that must be online did not get the model."""
 
 
 def requests_to_personalize(
@@ -75,9 +75,9 @@ def requests_to_personalize(
     seen: Collection[str],
     done: Collection[str] = (),
 ) -> Iterator[Request]:
-    """Yield what all clients of ``sizes`` are sent that are not ``done``.
+    """Yield the requests to the clients of ``sizes`` that are not ``done``.
 
-    ``key``: Of the broadcast.
+    ``key`` is that of the broadcast.
     """
     state, last_round = trained.state, trained.server_round
     reference = method.broadcast(state, UNSEEN_CLIENT, key.child(UNSEEN_CLIENT))
@@ -107,14 +107,14 @@ def _groups(
             for is_seen in (True, False)
         )
         groups = [group for kind in kinds for group in in_groups(kind)]
-    # Those with most images first: workers end together.
+    # Clients with the most examples first, so that workers end together.
     return sorted(groups, key=lambda group: -sum(sizes[client] for client in group))
 
 
 def _told(
     reply: Reply, seen: Collection[str], metrics: Collection[str]
 ) -> dict[str, ClientResult | str | None]:
-    """Return clients' results, None of those that withhold them, or why they failed."""
+    """Return by client its result, None if withheld, or the reason of a failure."""
     report, names = reply.record, ", ".join(reply.clients)
     if not isinstance(report, ClientResults):
         return {names: str(reply.failure)}
@@ -145,7 +145,7 @@ def _told(
 def _sent_the_same(
     group: tuple[str, ...], payload_of: Callable[[str], object]
 ) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield the group in runs of clients that are sent one payload, and the payload."""
+    """Split a group into runs of clients with one payload; yield run and payload."""
     payloads = [(client, payload_of(client)) for client in group]
     run = [payloads[0][0]]
     for (_, before), (client, payload) in itertools.pairwise(payloads):

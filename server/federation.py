@@ -1,4 +1,4 @@
-"""How the server reaches its clients, whatever carries the messages."""
+"""Send requests to clients and receive their replies, by any carrier of messages."""
 
 import itertools
 import math
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import Flat, is_same, unflatten
@@ -49,27 +50,43 @@ class _OfClients:
 
 @dataclass(frozen=True)
 class Request(_OfClients):
-    """Something that clients are asked to do."""
+    """A request to clients.
+
+    Attributes
+    ----------
+    payload
+        The method's record, the same for all clients of the request.
+    reference
+        Payload of the unpersonalised model, for evaluation beside it.
+    seen
+        Whether the clients took part in training.
+    state_rounds
+        By client, the round after which its state is current.
+    server_round
+        Round of a training: the one after the payload's model; 0 for the round of the
+        step, in which the update counts.
+    """
 
     payload: object
     reference: object | None = None
     seen: bool = True
     state_rounds: tuple[int, ...] = ()
-    # In which clients train, the one after the payload's model; 0 is that of the step,
-    # in which the update counts.
     server_round: int = 0
 
 
 @dataclass(frozen=True)
 class Reply(_OfClients):
-    """What came of a request."""
+    """The reply to a request: a record, or why it failed."""
 
     record: Any
     failure: str | None = None
 
 
 class Step(NamedTuple):
-    """What is asked for, in which round; the rounds after which states are kept."""
+    """Purpose and round of requests.
+
+    ``keep_rounds`` are the rounds after which clients keep their states.
+    """
 
     purpose: Purpose
     server_round: int
@@ -77,40 +94,52 @@ class Step(NamedTuple):
 
 
 class Federation(ABC):
-    """The clients as the server sees them."""
+    """The clients as the server sees them.
+
+    Attributes
+    ----------
+    round_attempts
+        How often a round is made, at most, when too many clients fail.
+    may_be_away
+        Whether clients may be offline.
+    trusts_clients
+        True for virtual clients, which the run itself makes.
+    stop
+        Set to end the run.
+    """
 
     round_attempts: int = 1
     may_be_away: bool = False
-    trusts_clients: bool = True  # virtual clients, which the run itself makes
+    trusts_clients: bool = True
     stop: threading.Event
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:  # noqa: B027
-        """Wait until at least ``least`` of ``clients`` can be reached."""
+        """Wait until at least ``least`` of ``clients`` are online."""
 
     @abstractmethod
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
-        """Ask clients and yield their replies in the order of the requests."""
+        """Send requests, and yield the replies in the order of the requests."""
 
     def is_available(self, client: str) -> bool:  # noqa: ARG002
-        """Return whether a client can be reached."""
+        """Return whether a client is online."""
         return True
 
     def begin(self, step: Step, request: Request) -> None:
-        """Ask a client for something without waiting for it, see `answered`."""
+        """Send a request without waiting for the reply, see `answered`."""
         raise NotImplementedError
 
     def answered(self) -> Sequence[Reply]:
-        """Return the replies to what was begun that came since the last call."""
+        """Return the replies to `begin` that arrived since the last call."""
         raise NotImplementedError
 
     def require_client(  # noqa: B027
         self, clients: Sequence[str], waited_s: float
     ) -> None:
-        """Refuse to wait any longer for the first one of ``clients``."""
+        """Raise `RunError` if none of ``clients`` came within the time to wait."""
 
 
 class Packer:
-    """Packs the records of requests; one that goes to many clients only once."""
+    """Packs the records of requests; a record for many clients is packed once."""
 
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
@@ -119,19 +148,19 @@ class Packer:
         self._num_users: Counter[int] = Counter()
 
     def pack_request(self, request: Request) -> dict[str, Packed]:
-        """Return the request's records by name, ready to be sent."""
+        """Pack a request's records, by name."""
         records = {"payload": request.payload}
         if request.reference is not None:
             records["reference"] = request.reference
         return {name: self._pack(name, record) for name, record in records.items()}
 
     def answered(self, records: dict[str, Packed]) -> None:
-        """Say that a request with these packed ``records`` needs them no longer."""
+        """Release the packed ``records`` of a request that was answered."""
         for packed in records.values():
             self._release(packed)
 
     def discard_all(self) -> None:
-        """Give back whatever is left: all requests are answered, no more follow."""
+        """Release everything: all requests are answered, and none follows."""
         for packed in self._in_use.values():
             self._carrier.discard(packed)
         self._in_use.clear()
@@ -148,7 +177,7 @@ class Packer:
         )
         packed = same or pack(record, self._carrier)
         self._use(packed)
-        # What was packed last is in use too: the next request may be for the same.
+        # The latest record counts as used, since the next request may be for the same.
         self._use(packed)
         _, before = self._latest.get(name, (None, None))
         self._latest[name] = (record, packed)
@@ -172,27 +201,36 @@ _TASKS_PER_WORKER = 4
 
 @dataclass
 class TaskSize:
-    """How many clients one message asks to train, for a worker that trains any.
+    """Number of clients that one message trains, for workers that train any client.
 
-    As many as take `TASK_S`, as far as the last round tells, and in the first one what
-    was answered of it: a message costs some milliseconds. The last tasks of a round are
-    shorter and shorter, so that workers end together. Each client is trained, and
-    replies, as if it were alone.
+    A message costs some milliseconds, so clients that train for `TASK_S` together share
+    one. The duration is estimated from the last round, and in the first round from the
+    replies so far. The last tasks of a round become shorter, so that all workers end at
+    about the same time. Each client is trained, and replies, as if it were alone.
+
+    Attributes
+    ----------
+    num_clients
+        Clients of all but the last tasks.
+    fewest
+        Clients of the last tasks.
+    num_expected
+        Clients of the next round; None before the first.
     """
 
     num_workers: int
-    num_clients: int = 1  # of all but the last tasks
-    fewest: int = 1  # of the last ones
-    num_expected: int | None = None  # clients of the next round
+    num_clients: int = 1
+    fewest: int = 1
+    num_expected: int | None = None
 
     def note_first(self, num_clients: int, seconds: float) -> None:
-        """Take note that so many clients replied after the first of the first round."""
+        """Note how many clients replied since the first reply of the first round."""
         if self.num_expected is None and num_clients and seconds > 0:
             fitting = int(TASK_S * num_clients / (seconds * self.num_workers))
             self.num_clients = max(1, min(fitting, num_clients))
 
     def note(self, num_clients: int, seconds: float) -> None:
-        """Take note of a round of so many clients."""
+        """Note the clients and the duration of a round."""
         each_s = max(seconds * self.num_workers / max(num_clients, 1), 1e-6)
         most = max(1, num_clients // (_TASKS_PER_WORKER * self.num_workers))
         self.num_clients = max(1, min(int(TASK_S / each_s), most))
@@ -200,7 +238,7 @@ class TaskSize:
         self.num_expected = num_clients
 
     def joined(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield the requests, joined where neighbours are sent the same."""
+        """Join successive requests with the same payload into tasks."""
         waiting: list[Request] = []
         num_before = 0
         for request in requests:
@@ -219,7 +257,7 @@ class TaskSize:
     def _size_after(self, num_before: int) -> int:
         if self.num_expected is None:
             return self.num_clients
-        # Half of what a worker has left.
+        # Half of a worker's share of the remaining clients.
         share = (self.num_expected - num_before) // (2 * self.num_workers)
         return min(self.num_clients, max(self.fewest, share))
 
@@ -234,7 +272,7 @@ def _joined(requests: Sequence[Request]) -> Request:
     )
 
 
-# Flower forgets a message this long after its reply is due: we say so first.
+# Flower drops a message this long after its reply is due, so that our timeout is first.
 EXPIRES_LATER_S = 10.0
 
 
@@ -255,7 +293,7 @@ class FlowerFederation(Federation):
     patience: polling.Patience = polling.ENDLESS
     model: str = ""
     may_be_away: bool = False
-    task_size: TaskSize | None = None  # None: a client is trained by its own node
+    task_size: TaskSize | None = None  # None where each client has a node of its own
     _window: polling.Window | None = None
     _begun: dict[str, tuple[Purpose, Request, dict[str, Packed]]] = field(
         default_factory=dict
@@ -264,8 +302,8 @@ class FlowerFederation(Federation):
     def __post_init__(self) -> None:
         self._packer = Packer(self.carrier)
 
+    @override
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
-        """See `Federation.exchange`."""
         size = self.task_size if step.purpose is Purpose.TRAIN else None
         if size is None:
             yield from self._exchange(step, requests, self.at_once)
@@ -273,7 +311,7 @@ class FlowerFederation(Federation):
         began_s, num_clients, first_s = time.monotonic(), 0, math.inf
         at_once = max(2 * size.num_workers, self.at_once // size.num_clients)
         for reply in self._exchange(step, size.joined(requests), at_once):
-            # Not what a worker loads before its first reply.
+            # From the first reply, which a worker delays while it loads libraries.
             first_s = min(first_s, time.monotonic())
             size.note_first(num_clients, time.monotonic() - first_s)
             num_clients += 1
@@ -303,12 +341,12 @@ class FlowerFederation(Federation):
             request, records = under_way.popleft()
             packer.answered(records)
             yield from self._replies(step.purpose, request, records, message)
-        # Not when this ends early: clients may still be reading. The folder goes as a
-        # whole at the end of the run.
+        # Not when the exchange ends early: clients may still be reading. The carrier's
+        # folder is deleted at the end of the run.
         packer.discard_all()
 
+    @override
     def begin(self, step: Step, request: Request) -> None:
-        """See `Federation.begin`."""
         records = self._packer.pack_request(request)
         patience = replace(self.patience, pace=self.paces.get(step.purpose))
         if self._window is None:
@@ -316,8 +354,8 @@ class FlowerFederation(Federation):
         name = self._window.push(self._message(step, request, records))
         self._begun[name] = step.purpose, request, records
 
+    @override
     def answered(self) -> Sequence[Reply]:
-        """See `Federation.answered`."""
         replies: list[Reply] = []
         for name, message in self._window.take() if self._window else ():
             purpose, request, records = self._begun.pop(name)
@@ -334,7 +372,7 @@ class FlowerFederation(Federation):
             dst_node_id=self.choose_node(request.clients[0]),
             message_type=step.purpose.value,
             group_id=str(step.server_round),
-            # One that nobody has taken by then would only keep a client busy.
+            # A message that was not fetched by then would only keep a client busy.
             ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
         )
 
@@ -345,7 +383,7 @@ class FlowerFederation(Federation):
         records: dict[str, Packed],
         message: Message | polling.NoReply,
     ) -> Iterator[Reply]:
-        """Yield a reply for each client that is trained; else one for all."""
+        """Yield a reply for each client of a training; otherwise one for all."""
         sent_bytes = sum(packed.num_bytes for packed in records.values())
         most_bytes = max(
             polling.LEAST_LIMIT_BYTES, polling.MOST_TIMES_SENT * sent_bytes
@@ -397,7 +435,7 @@ class FlowerFederation(Federation):
     def _together(
         self, content: RecordDict, num_clients: int, most_bytes: int
     ) -> dict[int, Flat]:
-        """Return the replies that came as one; a client alone sends none so."""
+        """Unpack replies of several clients in one record; {} for a single client."""
         packed = packed_of(content, TOGETHER) if num_clients > 1 else None
         if packed is None:
             return {}
@@ -411,7 +449,7 @@ class FlowerFederation(Federation):
         purpose: Purpose,
         content: RecordDict,
         number: int,
-        flat: Flat | None,  # the record, where it came with others
+        flat: Flat | None,  # the record, if it arrived with others
         most_bytes: int,
     ) -> object:
         answers: dict[Purpose, type] = {
@@ -421,7 +459,7 @@ class FlowerFederation(Federation):
         }
         if flat is not None:
             return unflatten(answers[purpose], flat)
-        # Not by `config_records`, which goes through the records of all clients.
+        # `content.config_records` would visit the records of all clients.
         failures = content.get(FAILURES)
         if isinstance(failures, ConfigRecord) and str(number) in failures:
             raise CodecError(str(failures[str(number)]))
@@ -435,9 +473,9 @@ class FlowerFederation(Federation):
 
 
 def _stop_if_no_client_is_to_blame(message: Message) -> None:
-    """Refuse to go on with a worker that fails whatever client it is given."""
-    # The few clients that others run would make up the round: Flower puts a dead Ray
-    # actor back into its pool, where it fails every message at once.
+    """End the run if a worker fails for every client, whichever it is given."""
+    # Otherwise the few clients of other workers would make up the round: Flower puts a
+    # dead Ray actor back into its pool, where it fails every message at once.
     reason = message.error.reason or ""
     set_up = why_none_can_run(reason)
     if set_up is not None:

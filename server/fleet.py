@@ -1,4 +1,4 @@
-"""Clients in time, virtual or real: who is there, who trains, and who answers when."""
+"""Virtual and real clients over time: available, training, and replying."""
 
 import bisect
 import heapq
@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from typing_extensions import override
 
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
@@ -22,20 +24,20 @@ from knnper.transport.polling import Interrupted
 
 @dataclass(frozen=True)
 class Cohort:
-    """Whose updates a step is made of.
+    """The clients whose updates make up a step of the server.
 
     Attributes
     ----------
     versions
-        By client, after which step the model was that it was sent.
+        By client, the step after which its model was the global one.
     ended_s
         Virtual seconds from the run's beginning to the step; None without a clock.
     num_late
-        Clients that trained for nothing, as nobody waited for them.
+        Clients whose updates came too late to count.
     num_asked
-        Of how many clients a part may fail; None for those of the step.
+        Clients of which a fraction may fail; None for the clients of the step.
     replies
-        What real clients have answered already; None where they are still to be asked.
+        Replies of real clients; None where requests are still to be sent.
     """
 
     versions: Mapping[str, int]
@@ -46,7 +48,7 @@ class Cohort:
 
 
 class Fleet(ABC):
-    """Clients that are asked to train, and answer after a while."""
+    """Clients that train on request and reply after a while."""
 
     sizes: Mapping[str, int]  # training examples
     key: RandomKey
@@ -54,80 +56,82 @@ class Fleet(ABC):
     @property
     @abstractmethod
     def now_s(self) -> float:
-        """The time, from any beginning."""
+        """Present time in seconds, from any origin."""
 
     @abstractmethod
     def is_available(self, client: str) -> bool:
-        """Return whether a client could begin to train."""
+        """Return whether a client can begin to train."""
 
     def available(self) -> list[str]:
-        """Return the clients that could, sorted."""
+        """Return the clients that can begin to train, sorted."""
         return sorted(client for client in self.sizes if self.is_available(client))
 
     @abstractmethod
     def begin(self, client: str, version: int) -> None:
-        """Let a client train with the model after step ``version``."""
+        """Let a client train with the global model after step ``version``."""
 
     @abstractmethod
     def next_answer(
         self, until_s: float = math.inf, awaited: Iterable[str] = ()
     ) -> str | None:
-        """Wait until a client answers, or is there of those ``awaited``.
+        """Wait for a reply, an available client of ``awaited``, or ``until_s``.
 
-        Returns who answered; None for the latter, or when it is ``until_s``.
+        Returns the client that replied, or None.
         """
 
     def failed(self, client: str) -> bool:  # noqa: ARG002
-        """Return whether what a client answered is that it could not."""
+        """Return whether a client replied with a failure."""
         return False
 
     @abstractmethod
     def forget(self, clients: Collection[str]) -> None:
-        """Wait no longer for what these train."""
+        """Drop the updates of these clients when they arrive."""
 
     @abstractmethod
     def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
-        """Return what a step is made of, of clients that have answered."""
+        """Make the cohort of a step, from clients that have replied."""
 
     def busy(self) -> Collection[str]:
-        """Return the clients that would answer nothing else now."""
+        """Return the clients that are training and cannot reply to anything else."""
         return ()
 
     def figures(self, client: str) -> Mapping[str, float]:  # noqa: ARG002
-        """Return what else is known of a client's time."""
+        """Return figures about a client's time, by name."""
         return {}
 
 
 class VirtualFleet(Fleet):
-    """Clients whose time is known before they train."""
+    """Virtual clients, whose training times are known in advance."""
 
     def __init__(self, devices: "Devices") -> None:
         self.sizes, self.key = devices.sizes, devices.key
         self._devices, self._all, self._now_s = devices, sorted(devices.sizes), 0.0
-        self._under_way: list[tuple[float, str]] = []  # when it ends, client
+        self._under_way: list[tuple[float, str]] = []  # end time, client
 
     @property
+    @override
     def now_s(self) -> float:
-        """See `Fleet.now_s`: seconds since the run began."""
+        """Virtual seconds since the run began."""
         return self._now_s
 
+    @override
     def is_available(self, client: str) -> bool:
-        """See `Fleet.is_available`; who trains is not asked for."""
+        """Return whether a client is available, even if it trains."""
         return self._devices.is_available(client, self._now_s)
 
+    @override
     def available(self) -> list[str]:
-        """See `Fleet.there`."""
         return self._all if self._devices.are_always_available else super().available()
 
-    def begin(self, client: str, version: int) -> None:  # noqa: ARG002
-        """See `Fleet.begin`."""
+    @override
+    def begin(self, client: str, version: int) -> None:
         end_s = self._devices.finished_s(client, self._now_s)
         heapq.heappush(self._under_way, (end_s, client))
 
+    @override
     def next_answer(
         self, until_s: float = math.inf, awaited: Iterable[str] = ()
     ) -> str | None:
-        """See `Fleet.next_answer`."""
         back_s = self._devices.first_back_s(awaited, self._now_s)
         until_s = max(self._now_s, min(until_s, back_s))
         if self._under_way and self._under_way[0][0] <= until_s:
@@ -136,40 +140,41 @@ class VirtualFleet(Fleet):
         self._now_s = until_s
         return None
 
+    @override
     def forget(self, clients: Collection[str]) -> None:
-        """See `Fleet.forget`: who is late is not trained, as nobody would see it."""
+        """Drop these clients, which are then never trained at all."""
         self._under_way = [task for task in self._under_way if task[1] not in clients]
         heapq.heapify(self._under_way)
 
+    @override
     def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
-        """See `Fleet.cohort`."""
         return Cohort(versions, self._now_s, num_late)
 
+    @override
     def figures(self, client: str) -> Mapping[str, float]:
-        """See `Fleet.figures`."""
         return {"round_seconds": self._devices.work_s(client)}
 
 
 _Z_975 = 1.959964
-"""Of a normal distribution, 95 % lie within so many standard deviations."""
+# 95 % of a normal distribution lie within this many standard deviations.
 
 
 @dataclass
 class _Availability:
-    """When a client is there: the ends of the times in which it is, and is not."""
+    """Ends of the periods in which a client is and is not available, in turn."""
 
     ends: Iterator[float]
-    ends_s: list[float] = field(default_factory=list)  # as far as they are known
+    ends_s: list[float] = field(default_factory=list)  # known so far
 
     def turn(self, at_s: float) -> int:
-        """Return the number of the time that ``at_s`` is in, odd if it is away."""
+        """Return the number of the period at ``at_s``; odd if unavailable."""
         while not self.ends_s or self.ends_s[-1] <= at_s:
             self.ends_s.append(next(self.ends))
         return bisect.bisect_right(self.ends_s, at_s)
 
 
 class Devices:
-    """How fast the clients are, and when they are there."""
+    """Speed and availability of virtual clients."""
 
     def __init__(
         self,
@@ -190,7 +195,7 @@ class Devices:
         self._presences: dict[str, _Availability] = {}
 
     def work_s(self, client: str) -> float:
-        """Return how long a round takes a client that is there all the time."""
+        """Return the seconds of a round for a client that is always available."""
         settings = self._settings
         spreads = settings.speed_spread, settings.link_spread
         speed, link = (
@@ -222,7 +227,7 @@ class Devices:
         return self.back_s(client, at_s) == at_s
 
     def back_s(self, client: str, at_s: float) -> float:
-        """Return from when on a client is available, at the earliest ``at_s``."""
+        """Return the first time from ``at_s`` on at which a client is available."""
         presence = self._presence(client)
         if presence is None:
             return at_s
@@ -230,11 +235,11 @@ class Devices:
         return presence.ends_s[turn] if turn % 2 else at_s
 
     def first_back_s(self, clients: Iterable[str], at_s: float) -> float:
-        """Return from when on one of the clients is available; inf for none."""
+        """Return the first time at which any of the clients is available, or inf."""
         return min((self.back_s(client, at_s) for client in clients), default=math.inf)
 
     def finished_s(self, client: str, at_s: float) -> float:
-        """Return when a client is done that gets its work at ``at_s``."""
+        """Return when a client finishes a round that it is sent at ``at_s``."""
         remaining_s = self.work_s(client)
         presence = self._presence(client)
         if presence is None:
@@ -248,7 +253,7 @@ class Devices:
             at_s = end_s
 
     def _presence(self, client: str) -> _Availability | None:
-        """Return when a client is there; None for always."""
+        """Return a client's periods; None if it is always available."""
         if self.are_always_available:
             return None
         if client not in self._presences:
@@ -264,7 +269,7 @@ class Devices:
             settings.period_s * settings.available,
             settings.period_s * (1 - settings.available),
         )
-        # As if it had always gone on: at 0 so large a part is there.
+        # Stationary from the start: at time 0 this part of the clients is available.
         is_available = generator.random() < settings.available
         lengths = (
             generator.exponential(means[number % 2])
@@ -273,7 +278,7 @@ class Devices:
         return itertools.accumulate(lengths, initial=None if is_available else 0.0)
 
     def _num_examples(self, client: str) -> int:
-        """Return how many examples a client trains on in a round, each time counted."""
+        """Return the examples that a client processes in a round, with repetitions."""
         training, size = self._training, self.sizes[client]
         return num_steps(training, None, size) * min(size, training.batch_size)
 
@@ -282,7 +287,7 @@ LOOK_EVERY_S = 0.05
 
 
 class LiveFleet(Fleet):
-    """Real clients, that answer when they do."""
+    """Real clients, whose training times are not known."""
 
     def __init__(
         self,
@@ -299,29 +304,30 @@ class LiveFleet(Fleet):
         self._replies: dict[str, Reply] = {}
 
     @property
+    @override
     def now_s(self) -> float:
-        """See `Fleet.now_s`."""
         return time.monotonic()
 
+    @override
     def is_available(self, client: str) -> bool:
-        """See `Fleet.is_available`."""
         return client not in self._at_work and self._federation.is_available(client)
 
+    @override
     def begin(self, client: str, version: int) -> None:
-        """See `Fleet.begin`."""
         self._at_work.add(client)
         step = Step(Purpose.TRAIN, version + 1, ())
         self._federation.begin(step, self._request(client, version))
 
+    @override
     def next_answer(
         self, until_s: float = math.inf, awaited: Iterable[str] = ()
     ) -> str | None:
-        """See `Fleet.next_answer`.
+        """Wait for a reply, an available client of ``awaited``, or ``until_s``.
 
-        Errors
+        Raises
         ------
         RunError
-            Nobody trains, and for `wait_for_clients_s` nobody came who could.
+            No client trains, and none became available for `wait_for_clients_s`.
         """
         awaited, began_s = list(awaited), self.now_s
         while True:
@@ -335,25 +341,26 @@ class LiveFleet(Fleet):
             if self._federation.stop.wait(LOOK_EVERY_S):
                 raise Interrupted("stopped while clients were working")
 
+    @override
     def failed(self, client: str) -> bool:
-        """See `Fleet.failed`."""
         return bool(self._replies[client].failure)
 
+    @override
     def forget(self, clients: Collection[str]) -> None:
-        """See `Fleet.forget`: what they send in the end is dropped."""
+        """Drop their updates when they arrive."""
         self._forgotten |= self._at_work & set(clients)
         for client in [name for name in self._answered if name in clients]:
             self._answered.remove(client)
             del self._replies[client]
 
+    @override
     def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
-        """See `Fleet.cohort`."""
         replies = {client: self._replies.pop(client) for client in versions}
         num_asked = len(versions) + len(self._at_work)
         return Cohort(versions, None, num_late, num_asked, replies)
 
+    @override
     def busy(self) -> Collection[str]:
-        """See `Fleet.busy`."""
         return frozenset(self._at_work)
 
     def _look(self) -> None:

@@ -22,44 +22,43 @@ from rich.progress import (
 from knnper.errors import harmless
 
 RoundRecord = Mapping[str, Any]
-"""The figures of one round by name; under ``failures``, if there are any, why clients
-failed, by client."""
+"""Figures of one round by name; ``failures``, if any, has the reasons by client."""
 
 
 class Observer:
-    """Receives a run's progress, in the process that leads it; does nothing itself."""
+    """Receives the progress of a run, in the process that leads it; does nothing."""
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Say that rounds ``first_round`` (from 1) to ``num_rounds`` begin."""
+        """Handle that rounds ``first_round`` (from 1) to ``num_rounds`` begin."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Say how a round went."""
+        """Handle the record of a round."""
 
     def personalization_started(self, num_clients: int) -> None:
-        """Say that ``num_clients`` clients are about to be personalised."""
+        """Handle that the personalisation of ``num_clients`` clients begins."""
 
     def client_personalized(self) -> None:
-        """Say that one more client is personalised and evaluated."""
+        """Handle that one more client was personalised and evaluated."""
 
     def finished(self) -> None:
-        """Say that the run has ended, in whatever way."""
+        """End the observation, also after an error."""
 
 
 class LoggingObserver(Observer):
-    """Writes a line a round to a log."""
+    """Logs a line for each round."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._num_rounds = 0
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Say which rounds begin."""
+        """Log the rounds that begin."""
         self._num_rounds = num_rounds
         if first_round <= num_rounds:
             self._log.info("training: rounds %d to %d", first_round, num_rounds)
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Say how a round went."""
+        """Log the figures of a round."""
         self._log.info(
             "round %d/%d: train loss %.3f, %d clients, %.1f s",
             record["server_round"],
@@ -70,12 +69,12 @@ class LoggingObserver(Observer):
         )
 
     def personalization_started(self, num_clients: int) -> None:
-        """Say how many clients are about to be personalised."""
+        """Log the number of clients to personalise."""
         if num_clients:
             self._log.info("personalising %d clients", num_clients)
 
     def finished(self) -> None:
-        """Say that the run has ended."""
+        """Log the end."""
         self._log.info("finished")
 
 
@@ -84,7 +83,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 @contextlib.contextmanager
 def bars(*columns: ProgressColumn) -> Iterator[Progress | None]:
-    """Yield what draws bars, on a terminal or in a notebook; None elsewhere."""
+    """Yield a progress display on a terminal or in a notebook; None elsewhere."""
     console = Console(stderr=True)
     # In a notebook rich draws with ipywidgets, or not at all.
     draws = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
@@ -125,7 +124,7 @@ def round_figures(record: Mapping[str, float | int]) -> str:
 
 
 class TerminalObserver(Observer):
-    """Draws bars for rounds and clients; without bars, writes a line now and then."""
+    """Shows progress bars; without a terminal, writes a line at intervals."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class TerminalObserver(Observer):
         self._step(f"personalised {self._done + 1}", " clients")
 
     def finished(self) -> None:
-        """Draw no more."""
+        """Remove the display."""
         if self._progress is not None:
             self._progress.stop()
 

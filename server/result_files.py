@@ -1,8 +1,9 @@
-"""Types of the fields of ``results.json`` and ``rounds.jsonl`` that are read.
+"""Validate ``results.json`` and ``rounds.jsonl`` before they are used.
 
 A run's folder may be damaged, edited or copied from another machine. Its files are
-validated before use, so that a wrong value is an error with file and place, and not an
-exception in the middle of a report. Further keys are allowed: other versions have them.
+validated, so that a wrong value is an error with file and place, and not an exception
+in the middle of a report. Unknown keys are allowed, since other versions may write
+them.
 """
 
 from collections.abc import Mapping
@@ -102,12 +103,12 @@ _RESULTS, _ROUND = TypeAdapter(_ResultsForm), TypeAdapter(_RoundForm)
 
 
 def results_problem(document: Mapping[str, Any]) -> str | None:
-    """Describe what of a ``results.json`` has another form; None if nothing has."""
+    """Describe the first invalid value of a ``results.json``; None if it is valid."""
     return _problem(_RESULTS, document)
 
 
 def round_problem(record: Mapping[str, Any]) -> str | None:
-    """Describe what of a line of ``rounds.jsonl`` has another form; None if nothing."""
+    """Describe the first invalid value of a round's record; None if it is valid."""
     return _problem(_ROUND, record)
 
 

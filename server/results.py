@@ -1,4 +1,4 @@
-"""Results of clients: plausibility, figures of groups of them, and their files."""
+"""Results of clients: plausibility, figures of groups, and result files."""
 
 import codecs
 import csv
@@ -41,9 +41,9 @@ def evaluation_problem(
     most_examples: int = LARGEST_COUNT,
     metrics: Collection[str] | None = (),
 ) -> str | None:
-    """Return why an evaluation cannot be true; None if it can.
+    """Describe why an evaluation is implausible; None if it is plausible.
 
-    ``metrics``: Those that were asked for; None where that is not known.
+    ``metrics`` are the requested metrics; None to allow any.
     """
     if not isinstance(evaluation, Evaluation):
         return f"expected an Evaluation, found a {type(evaluation).__name__}"
@@ -67,8 +67,8 @@ def _metric_problems(
 ) -> Iterator[str]:
     for name, value in values.items():
         if expected is not None and name not in expected:
-            yield f"found a metric {name[:_LONGEST_NAME]!r} that was not asked for"
-        # Those of ours that are sent are fractions.
+            yield f"found a metric {name[:_LONGEST_NAME]!r} that was not requested"
+        # All metrics of this project that clients send are fractions.
         elif value is not None and not (
             _is_between(value, 1.0) if name in METRICS else _is_finite(value)
         ):
@@ -76,7 +76,7 @@ def _metric_problems(
 
 
 def validation_problem(validation: object, most_examples: int) -> str | None:
-    """Return why an answer between two rounds cannot be true; None if it can."""
+    """Describe why a validation is implausible; None if it is plausible."""
     if not isinstance(validation, Validation):
         return f"expected a Validation, found a {type(validation).__name__}"
     correct, total = validation.num_personal_correct, validation.num_personal
@@ -91,7 +91,7 @@ def validation_problem(validation: object, most_examples: int) -> str | None:
 def result_problem(
     result: ClientResult, metrics: Collection[str] | None = ()
 ) -> str | None:
-    """Return why a client's report cannot be true; None if it can."""
+    """Describe why a client's result is implausible; None if it is plausible."""
     if not _are_counts((result.num_train, result.num_validation)):
         return (
             f"expected numbers of examples, found {result.num_train!r} and "
@@ -112,14 +112,15 @@ def result_problem(
 
 
 def _weights_fit(evaluation: Evaluation) -> bool:
-    """Return whether both sums of weights are there or neither, and can be true."""
+    """Return whether the sums of weights are plausible: both given, or neither."""
     total, correct = evaluation.weight_sum, evaluation.weight_correct
     if total is None or correct is None:
         return total is correct
     return (
         _is_between(total, evaluation.num_examples)
         and _is_between(correct, total)
-        and correct >= 0  # of a sum that is a little below 0 any part is possible
+        and correct
+        >= 0  # 0 <= correct <= total may fail by rounding where total is about 0
     )
 
 
@@ -144,7 +145,7 @@ def _are_counts(values: Iterable[object]) -> bool:
 
 
 def _is_between(value: float, most: float) -> bool:
-    """Return whether a number lies in [0, most], but for rounding."""
+    """Return whether a number lies in [0, most], except for rounding."""
     least, largest = -_TOLERANCE, most * (1 + _TOLERANCE)
     return _is_finite(value) and least <= value <= largest
 
@@ -157,8 +158,8 @@ def _is_finite(value: object) -> bool:
 
 IMAGES_AT_ONCE = 1024
 
-"""Images of the clients of one group. A task of so many takes a fraction of a second,
-so that many workers have something to do until the end; its overhead is small."""
+# Images of one group of clients: their task takes a fraction of a second, so that many
+# workers are busy until the end, and the overhead of a task is small.
 
 
 def in_groups(
@@ -168,7 +169,7 @@ def in_groups(
     num_groups = max(1, math.ceil(sum(sizes.values()) / at_once))
     share = max(1, sum(sizes.values())) / num_groups
     ends = itertools.accumulate(sizes.values())
-    # A client belongs to the group in whose share its middle lies.
+    # A client belongs to the group that contains its middle image.
     middles = (end - size / 2 for end, size in zip(ends, sizes.values(), strict=True))
     numbered = zip(sizes, (int(middle / share) for middle in middles), strict=True)
     for _, group in itertools.groupby(numbered, key=lambda member: member[1]):
@@ -181,22 +182,22 @@ EARLIER_NAMES = {
     "away": "offline",
 }
 
-"""What keys were called in files of earlier versions, which are still read."""
+# Former names of keys in result files, which are still read.
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How one kind of model did on the test splits of a group of clients.
+    """Figures of one kind of model on the test splits of a group of clients.
 
-    A client without test examples is counted, and left out of all other figures.
-    These are None when no client is left. A client's accuracy is `Evaluation.accuracy`:
-    where labels count differently, every accuracy below is one of those, while ``ece``
-    and ``log_loss`` count all examples alike.
+    A client without test examples counts in ``num_clients`` and ``num_empty`` only. The
+    other figures are None if all clients are empty. A client's accuracy is
+    `Evaluation.accuracy`: where labels count differently, every accuracy below is one
+    of those, while ``ece`` and ``log_loss`` count all examples alike.
 
     Attributes
     ----------
     num_clients, num_empty
-        Clients of the group; those of them without test examples.
+        Clients of the group, and those without test examples.
     num_test_examples
         Of all clients together.
     accuracy_weighted
@@ -235,7 +236,7 @@ class Summary:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     def as_document(self) -> dict[str, Any]:
-        """Return plain values, those of metrics among the others."""
+        """Return plain values, with those of metrics among the others."""
         document = asdict(self)
         document.update(document.pop("metrics"))
         return document
@@ -243,7 +244,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """The personalised and the unpersonalised models of one group of clients."""
+    """Figures of the personalised and unpersonalised models of a group of clients."""
 
     personal: Summary
     reference: Summary
@@ -254,15 +255,15 @@ class GroupSummary:
 
 
 def metric_of(evaluation: Evaluation, metric: str) -> float | None:
-    """Return a metric of one client; None where it is not defined or not known."""
+    """Return a metric of one client; None if it is undefined or unknown."""
     follows = _FROM_SUMS.get(metric)
     return follows(evaluation) if follows else evaluation.metrics.get(metric)
 
 
 def figure_of(metric: str, name: str) -> str:
-    """Return what one of `OVER_CLIENTS` is called, of a metric, in a document."""
+    """Return the key of one of `OVER_CLIENTS` for a metric in a document."""
     if metric == ACCURACY and name == "fraction_degraded":
-        return name  # it was there before there were other metrics
+        return name  # accuracy is the oldest metric, and its keys have no prefix
     return f"{metric}_{name}"
 
 
@@ -270,17 +271,17 @@ OVER_CLIENTS = (
     *("weighted", "mean", "bottom_decile", "worst", "std"),
     *("fraction_degraded", "num_undefined"),
 )
-"""How a metric spreads over clients, see `metric_figures`."""
+"""Distribution of a metric over clients, see `metric_figures`."""
 
 
 def metric_figures(
     model: "_Model", other: "_Model", metric: str
 ) -> dict[str, float | None]:
-    """Return how a metric of one kind of model spreads over a group's clients.
+    """Summarise a metric of one kind of model over a group's clients.
 
-    As `Summary` has it of the accuracy, over the clients where the metric is defined;
-    with the number of those that have test examples and where it is not. Where lower
-    is better, the worst is the largest. ``other`` are the models to compare with.
+    The figures are those of `Summary` for the accuracy, over the clients with a defined
+    metric, and the number of clients with test examples and an undefined metric. Where
+    lower is better, the worst is the largest. ``other`` are the models to compare with.
     """
     values, counts = model.known(metric), model.sizes_with(metric)
     spread: tuple[float | None, ...] = (None,) * 5
@@ -317,7 +318,7 @@ def fraction_degraded(
 
 
 def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a ``results.json`` in which earlier names are replaced."""
+    """Replace former names in the content of a ``results.json``."""
     groups = [results.get(name, {}) for name in ("seen", "unseen")]
     figures = [group.get("global", {}) for group in groups]
     for part in (*groups, *figures, results.get("hand_over", {}), results):
@@ -329,7 +330,7 @@ def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
 def summarise(
     results: Iterable[ClientResult], metrics: Sequence[str] = ()
 ) -> GroupSummary:
-    """Return the figures of a group of clients, in any order."""
+    """Compute the figures of a group of clients, in any order."""
     group = _Group(metrics)
     for result in results:
         group.add(result)
@@ -339,7 +340,7 @@ def summarise(
 def summarise_groups(
     results: Iterable[ClientResult], metrics: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the figures of the seen and of the unseen clients, as plain values."""
+    """Compute the figures of the seen and of the unseen clients, as plain values."""
     groups = {True: _Group(metrics), False: _Group(metrics)}
     for result in results:
         groups[result.seen].add(result)
@@ -352,7 +353,7 @@ def summarise_groups(
 def training_summary(
     rounds: Sequence[Mapping[str, float | int]], results: Iterable[ClientResult]
 ) -> dict[str, Any]:
-    """Return what the rounds took and led to, as plain values."""
+    """Summarise costs and validation accuracies of the rounds, as plain values."""
     total = correct = 0
     for result in results:
         if result.seen:
@@ -379,8 +380,12 @@ def write_clients_csv(
 ) -> None:
     """Write one row a client; equal results give equal bytes.
 
-    ``results``: Sorted by name; gone through twice. ``more``: Further columns, by
-    client.
+    Parameters
+    ----------
+    results
+        Sorted by name; iterated twice.
+    columns_of_clients
+        Further columns, by client.
     """
     measured = list(dict.fromkeys([ACCURACY, "log_loss", *metrics]))
     columns = [
@@ -409,7 +414,7 @@ _COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
 
 
 def columns_of(metric: str) -> tuple[str, str]:
-    """Return where ``clients.csv`` has a metric of the own and the global model."""
+    """Return the columns of a metric: of the client's own and the global model."""
     return metric, f"{metric}_global"
 
 
@@ -438,13 +443,13 @@ MOST_SUMMED = 100_000
 
 
 class Total:
-    """`math.fsum` of numbers as they come; beyond 100,000 of them, of such sums."""
+    """A running `math.fsum`, in blocks of 100,000 numbers."""
 
     def __init__(self) -> None:
         self._numbers = array("d")
 
     def add(self, number: float) -> None:
-        """Count one more."""
+        """Add a number."""
         if len(self._numbers) >= MOST_SUMMED:
             self._numbers = array("d", [self.value])
         self._numbers.append(number)
@@ -456,7 +461,7 @@ class Total:
 
 
 class PooledBins:
-    """The bins of confidence of evaluations as they come."""
+    """Running sums of the calibration bins of evaluations."""
 
     def __init__(self) -> None:
         self._confidence = [Total() for _ in range(NUM_CALIBRATION_BINS)]
@@ -464,7 +469,7 @@ class PooledBins:
         self.counts = [0] * NUM_CALIBRATION_BINS
 
     def add(self, evaluation: Evaluation) -> None:
-        """Count one more, which is of some examples."""
+        """Add an evaluation, which must have examples."""
         for total, number in zip(
             self._confidence, evaluation.bin_confidence, strict=True
         ):
@@ -474,26 +479,26 @@ class PooledBins:
 
     @property
     def confidence(self) -> list[float]:
-        """The sum of the confidences in each bin."""
+        """Sum of the confidences in each bin."""
         return [total.value for total in self._confidence]
 
 
 class _Model:
-    """What is known of one kind of model, of clients as they come.
+    """Running figures of one kind of model over clients.
 
-    A client's own figures are in columns: there may be a million clients.
+    Figures of single clients are stored in arrays: there may be a million clients.
     """
 
     def __init__(self, metrics: Sequence[str]) -> None:
         self.sizes = array("q")  # test examples
         self._values = {name: array("d") for name in (ACCURACY, *metrics)}
-        # Of the clients that have an accuracy.
+        # Clients with an accuracy.
         self.num_examples = 0
         self.num_right, self.log_loss_sum = Total(), Total()
         self.bins = PooledBins()
 
     def add(self, evaluation: Evaluation) -> None:
-        """Count a client's model."""
+        """Add the evaluation of a client's model."""
         self.sizes.append(evaluation.num_examples)
         for name, values in self._values.items():
             value = metric_of(evaluation, name)
@@ -505,18 +510,18 @@ class _Model:
             self.bins.add(evaluation)
 
     def known(self, metric: str) -> list[float]:
-        """Return a metric of the clients that have it."""
+        """Return a metric of the clients with a defined value."""
         return [value for value in self._values[metric] if not math.isnan(value)]
 
     def sizes_with(self, metric: str) -> list[int]:
-        """Return the numbers of test examples of the clients that have a metric."""
+        """Return the numbers of test examples of the clients with a defined metric."""
         both = zip(self.sizes, self._values[metric], strict=True)
         return [size for size, value in both if not math.isnan(value)]
 
     def beside(
         self, other: "_Model", metric: str
     ) -> Iterator[tuple[float, float | None]]:
-        """Yield a metric of each client that has it, with that of another model."""
+        """Yield each defined value of a metric, with that of another model, or None."""
         for value, other_value in zip(
             self._values[metric], other._values[metric], strict=True
         ):
@@ -525,19 +530,19 @@ class _Model:
 
 
 class _Group:
-    """Both models of clients as they come."""
+    """Running figures of both models over clients."""
 
     def __init__(self, metrics: Sequence[str]) -> None:
         self._metrics = metrics
         self._personal, self._reference = _Model(metrics), _Model(metrics)
 
     def add(self, result: ClientResult) -> None:
-        """Count a client."""
+        """Add a client's result."""
         self._personal.add(result.personal)
         self._reference.add(result.reference)
 
     def summary(self) -> GroupSummary:
-        """Return the figures of those that were counted."""
+        """Return the figures of the clients added so far."""
         return GroupSummary(
             _summary(self._personal, self._reference, self._metrics),
             _summary(self._reference, self._reference, self._metrics),
@@ -545,7 +550,7 @@ class _Group:
 
 
 def _summary(model: _Model, reference: _Model, metrics: Sequence[str]) -> Summary:
-    """Return the figures of the first models; the second are the global one."""
+    """Summarise personalised models; ``reference`` is the global model."""
     accuracies, num_clients = model.known(ACCURACY), len(model.sizes)
     num_empty = num_clients - len(accuracies)
     of_metrics = {
@@ -576,7 +581,7 @@ def _summary(model: _Model, reference: _Model, metrics: Sequence[str]) -> Summar
 
 
 def _num_right(evaluation: Evaluation) -> float:
-    """Return the examples that are right, or as many as the accuracy stands for."""
+    """Return the number of correct examples, weighted as the accuracy is."""
     if evaluation.weight_sum is None:
         return evaluation.num_correct
     return evaluation.num_examples * (evaluation.accuracy or 0.0)

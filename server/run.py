@@ -1,4 +1,4 @@
-"""One run, from start or where it was left: training, then model distribution."""
+"""Lead a run from its start or a checkpoint: training, then model distribution."""
 
 import contextlib
 import dataclasses
@@ -32,8 +32,8 @@ from knnper.strategies.catalogue import Assembly, own_title
 def scalar_writer(
     folder: Path, first_round: int
 ) -> Iterator[Callable[[RoundRecord], None]]:
-    """Yield a function that adds the figures of one round to the curves."""
-    # Loading it takes seconds, which only the process that leads a run should wait.
+    """Yield a function that adds a round's record to the TensorBoard curves."""
+    # Loading TensorBoard takes seconds; only the process that leads a run needs it.
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder), purge_step=first_round)
@@ -65,7 +65,7 @@ class Conductor:
 
     @explained()
     def train(self, roster: Roster, command: Sequence[str]) -> Checkpoint:
-        """Make the rounds that are missing; return the last state."""
+        """Make the missing rounds; return the last state."""
         experiment = self.assembly.experiment
         identity = results_identity(experiment)
         self.folder.write_manifest(experiment, roster.split, command)
@@ -92,9 +92,12 @@ class Conductor:
     def distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str] | None = None
     ) -> Collection[str]:
-        """Give the model to the clients that lack it; write the results of all."""
+        """Distribute the model to clients without it; write the results of all.
+
+        ``to`` limits the clients; all if it is None.
+        """
         began, seconds = time.monotonic(), 0.0
-        if self.folder.is_finished():  # what earlier distributions of this run took
+        if self.folder.is_finished():  # earlier distributions of this run
             earlier = self.folder.results()["training"]
             seconds = float(earlier["personalization_seconds"])
         self._distribute(trained, roster, to)
@@ -169,13 +172,13 @@ class Conductor:
 
     @property
     def _predictions(self) -> Predictions | None:
-        """What the clients write into the run's folder; sites keep theirs."""
+        """Predictions that virtual clients write into the run's folder."""
         experiment = self.assembly.experiment
         is_kept = experiment.run.save_predictions and experiment.data.name != SITES
         return Predictions(self.folder.path) if is_kept else None
 
     def _reported(self, trained: Checkpoint) -> Reported:
-        """Return what was reported by those who need not be asked again."""
+        """Return the reports of clients that need no further request."""
         reported = self.folder.distributed.reported(trained.fingerprint)
         if (predictions := self._predictions) is None:
             return reported
@@ -192,7 +195,7 @@ class Conductor:
         waiting = roster.names() if to is None else sorted(to)
         waiting = [name for name in waiting if name not in done]
         self.observer.personalization_started(len(waiting))
-        # A server that was started again knows nobody yet.
+        # After a restart, no client is known to be online yet.
         self.federation.await_clients(waiting, 0)
         distribution = ModelDistribution(
             self.assembly.method,

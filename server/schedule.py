@@ -1,22 +1,21 @@
-"""Who takes part in a step of the server, with which of its models, and when that ends.
+"""Which clients take part in a step of the server, with which model, until when.
 
-Without ``training.devices`` a step is a round: its clients are drawn, and that is all.
-With it there is virtual time. A client's round takes as long as its device and its link
-need for what it is sent, for all examples that it trains on, and for what it sends.
-While it is not available it does nothing, and goes on when it is back. That changes no
-number that is computed, only who takes part with which model. It follows from settings,
-seed and sizes alone, before anything is trained: it is the same for any number of
-workers, and after a resume.
+Without ``training.devices`` a step is a round with clients that are sampled. With it
+there is virtual time. A client's round takes as long as its device and its link need
+for what it is sent, for all examples that it trains on, and for what it sends. While it
+is not available it pauses. Time changes only which clients take part with which model.
+The schedule follows from settings, seed and sizes alone, before anything is trained, so
+it is the same for any number of workers, and after a resume.
 
 A step is one of these:
 
-- synchronous: clients are drawn from those that are available, and all are waited for;
+- synchronous: clients are sampled from the available ones, and all are waited for;
 - the same with more clients than needed (`over_selection`) or a `deadline_s`: the first
-  ones count, and nobody waits for the others (Bonawitz et al. 2019, section 2.2);
-- buffered: so many clients train at any time, and whenever `buffer_size` of them have
-  answered, the server makes a step (FedBuff, Nguyen et al. 2022, Algorithm 1).
+  replies count, and the others are dropped (Bonawitz et al. 2019, section 2.2);
+- buffered: a fixed number of clients train at any time, and whenever `buffer_size` of
+  them have replied, the server makes a step (FedBuff, Nguyen et al. 2022, Algorithm 1).
 
-Who answers that it failed is named in the step, and takes nobody's place in it.
+A client that failed is named in the step, and does not count for its size.
 """
 
 import itertools
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from knnper.errors import RunError
 from knnper.experiment import (
@@ -43,54 +43,54 @@ from knnper.strategies.core.method import Method, origins
 
 
 def num_participants(num_clients: int, participation: float) -> int:
-    """Return how many of ``num_clients`` take part: the nearest integer, at least 1."""
+    """Return the number of ``num_clients`` that take part: rounded, at least 1."""
     return max(1, int(participation * num_clients + 0.5))
 
 
 class Schedule(ABC):
-    """Who takes part in each step."""
+    """Decides which clients take part in each step."""
 
     @abstractmethod
     def cohort(self, step: int) -> Cohort:
-        """Return who takes part in a step (from 1)."""
+        """Return the cohort of a step, counted from 1."""
 
     def learn(self, gains: Sequence[Mapping[str, float]]) -> None:  # noqa: B027
-        """Take note of what each step so far has shown, see `ClientSelection.learn`."""
+        """Note the gains of each step so far, see `ClientSelection.learn`."""
 
     def needed_after(self, step: int) -> frozenset[int]:  # noqa: ARG002
-        """Return the earlier steps whose models clients still train when it is over."""
+        """Return the steps whose models clients still train with after this step."""
         return frozenset()
 
     def busy(self) -> Collection[str]:
-        """Return the clients that train right now, and would not answer soon."""
+        """Return the clients that are training and would not reply soon."""
         return ()
 
     def client_figures(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:  # noqa: ARG002
-        """Return figures of clients by name, after so many steps; none without time."""
+        """Return figures by client after ``num_steps``; none without time."""
         return {}
 
 
 @dataclass(frozen=True)
 class RoundSchedule(Schedule):
-    """RoundSchedule without time."""
+    """Rounds without time: clients are sampled for each."""
 
     clients: Sequence[str]
     fraction: float
     selection: ClientSelection
 
+    @override
     def cohort(self, step: int) -> Cohort:
-        """See `Schedule.cohort`."""
         count = num_participants(len(self.clients), self.fraction)
         drawn = self.selection.draw(self.clients, count, step)
         return Cohort(dict.fromkeys(drawn, step - 1))
 
+    @override
     def learn(self, gains: Sequence[Mapping[str, float]]) -> None:
-        """See `Schedule.learn`."""
         self.selection.learn(gains)
 
 
 class TimedSchedule(Schedule):
-    """A schedule of clients in time, made step after step."""
+    """A schedule of clients over time, made step by step."""
 
     def __init__(self, fleet: Fleet, participation: float, first_step: int = 1) -> None:
         self._fleet, self._clients = fleet, sorted(fleet.sizes)
@@ -98,20 +98,20 @@ class TimedSchedule(Schedule):
         self._made: dict[int, tuple[Cohort, frozenset[int]]] = {}
         self._steps = zip(itertools.count(first_step), self._run(first_step))
 
+    @override
     def cohort(self, step: int) -> Cohort:
-        """See `Schedule.cohort`."""
         return self._until(step)[0]
 
+    @override
     def needed_after(self, step: int) -> frozenset[int]:
-        """See `Schedule.needed_after`."""
         return self._until(step)[1] if step else frozenset()
 
+    @override
     def busy(self) -> Collection[str]:
-        """See `Schedule.busy`."""
         return self._fleet.busy()
 
+    @override
     def client_figures(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:
-        """See `Schedule.client_figures`."""
         staleness: dict[str, list[int]] = {client: [] for client in self._clients}
         for step in range(1, num_steps + 1):
             for client, version in self.cohort(step).versions.items():
@@ -133,11 +133,11 @@ class TimedSchedule(Schedule):
 
     @abstractmethod
     def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
-        """Yield the steps: the cohort, and what is needed after it."""
+        """Yield for each step its cohort, and the steps whose models are still used."""
 
 
 class SynchronousSchedule(TimedSchedule):
-    """RoundSchedule that end with their last client, or sooner."""
+    """Rounds that end with their last client, or at a deadline."""
 
     def __init__(
         self,
@@ -150,13 +150,13 @@ class SynchronousSchedule(TimedSchedule):
         super().__init__(fleet, participation, first_step)
         self._timing, self._selection = timing, selection
 
+    @override
     def learn(self, gains: Sequence[Mapping[str, float]]) -> None:
-        """See `Schedule.learn`."""
         self._selection.learn(gains)
 
     def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
         fleet = self._fleet
-        # 100 times 1.1 is a little more than 110.
+        # In floating point, 100 times 1.1 is a little more than 110.
         most = math.ceil(self._count * self._timing.over_selection - _ROUNDING)
         for step in itertools.count(first_step):
             while not (available := fleet.available()):
@@ -168,7 +168,7 @@ class SynchronousSchedule(TimedSchedule):
             counted: list[str] = []
             num_good, needed = 0, min(self._count, len(drawn))
             while num_good < needed and len(counted) < len(drawn):
-                # Of a round in which all are late, the first one counts.
+                # If all clients are late, the first one counts.
                 first = fleet.next_answer(deadline_s if num_good else math.inf)
                 if first is None:
                     break
@@ -181,7 +181,7 @@ class SynchronousSchedule(TimedSchedule):
 
 
 class BufferedSchedule(TimedSchedule):
-    """Steps of so many answers as they come in, while the others go on training."""
+    """Steps made of the first replies, while other clients continue to train."""
 
     def __init__(
         self,
@@ -200,9 +200,9 @@ class BufferedSchedule(TimedSchedule):
 
     def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
         fleet, num_drawn = self._fleet, 0
-        under_way: dict[str, int] = {}  # with which version
+        under_way: dict[str, int] = {}  # version of the model
         arrived: dict[str, int] = {}
-        busy: set[str] = set()  # under way, or arrived
+        busy: set[str] = set()  # training, or replied
         for step in itertools.count(first_step):
             num_failed = 0
             while len(arrived) - num_failed < self._buffer_size:
@@ -211,7 +211,7 @@ class BufferedSchedule(TimedSchedule):
                     num_drawn += 1
                     client = self._idle(busy, num_drawn)
                     if client is None:
-                        # Someone may be back before the next one is done.
+                        # A client may become available before the next reply.
                         idle = [
                             client for client in self._clients if client not in busy
                         ]
@@ -220,7 +220,7 @@ class BufferedSchedule(TimedSchedule):
                     under_way[client] = step - 1
                     fleet.begin(client, step - 1)
                 if num_failed and not under_way:
-                    break  # nobody else could make up for those who failed
+                    break  # no other client could replace the failed ones
                 answered = fleet.next_answer(awaited=idle)
                 if answered is not None:
                     arrived[answered] = under_way.pop(answered)
@@ -231,7 +231,7 @@ class BufferedSchedule(TimedSchedule):
             arrived.clear()
 
     def _idle(self, busy: Collection[str], number: int) -> str | None:
-        """Return a client that is available and does nothing, drawn uniformly."""
+        """Sample an available client that does not train, uniformly."""
         generator = self._fleet.key.child("next client", number).numpy()
         for position in map(int, generator.integers(len(self._clients), size=_TRIES)):
             client = self._clients[position]
@@ -242,13 +242,13 @@ class BufferedSchedule(TimedSchedule):
 
 
 _ROUNDING = 1e-6
-_TRIES = 32  # before all clients are looked at; of those that fit each is as likely
+_TRIES = 32  # before looking at all clients; each idle client is equally likely
 
 
 def participation_of(
     rounds: Iterable[Mapping[str, Any]],
 ) -> Mapping[str, Mapping[str, float]]:
-    """Return of each client in how many rounds it was, and its mean staleness."""
+    """Return each client's number of rounds and mean staleness."""
     staleness: dict[str, list[int]] = {}
     for record in rounds:
         for client, found in record.get("participants", {}).items():
@@ -265,7 +265,7 @@ def schedule_of(
     method: Method,
     key: RandomKey,
 ) -> Schedule:
-    """Return who takes part when, of clients with so many training examples each."""
+    """Make the schedule of a run; ``sizes`` are training examples by client."""
     if training.devices is None:
         selection = selection_of(training, key)
         return RoundSchedule(sorted(clients), training.participation, selection)
@@ -276,7 +276,7 @@ def schedule_of(
 def scheduled(
     fleet: Fleet, training: TrainingSettings, first_step: int = 1
 ) -> TimedSchedule:
-    """Return the schedule of clients in time."""
+    """Make the schedule of clients over time."""
     timing, participation = training.timing, training.participation
     if isinstance(timing, BufferedTiming):
         size = timing.buffer_size
@@ -297,24 +297,24 @@ def scheduled(
 def staleness_factor(timing: BufferedTiming, staleness: int) -> float:
     """Return s(τ) = η (1 + τ)^-a (Nguyen et al. 2022, section 5.1; η is the server's).
 
-    ``staleness``: τ, the steps that were made since the client was sent its model.
+    ``staleness``: τ, the steps since the client was sent its model.
     """
     return float(timing.server_rate * (1 + staleness) ** -timing.staleness_exponent)
 
 
 def rebased(method: Method, update: Any, then: Any, now: Any, factor: float) -> Any:
-    """Return an update as if its client had started from the present model.
+    """Convert an update as if its client had started from the present model.
 
-    w' = w_now + s (w_m - w_then) for each tensor that started from one that was sent.
+    w' = w_now + s (w_m - w_then) for each tensor that started from a sent tensor.
     Buffers such as running variances, which may not be extrapolated, are in between:
     w' = w_now + s (w_m - w_now). With s = 1 the difference is taken as it is.
 
     Parameters
     ----------
     update
-        Of the method, as `Method.aggregate` takes it.
+        The method's record, as `Method.aggregate` takes it.
     then, now
-        The payload that the client was sent, and the one that it would be sent.
+        The payload that the client was sent, and the present payload.
     factor
         s, see `staleness_factor`.
     """

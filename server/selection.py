@@ -1,9 +1,9 @@
-"""Which clients take part in a round, of those that could.
+"""Select the clients of a round from the available ones.
 
 By utility as in Oort (Lai et al., "Oort: Efficient Federated Learning via Guided
-Participant Selection", OSDI 2021, Algorithm 1): part of a round are clients from which
-much is learnt in little time, and the rest is drawn uniformly. Departures: that rest is
-drawn from all other clients, not only from those that never took part, so that
+Participant Selection", OSDI 2021, Algorithm 1): part of a round are clients with a high
+utility per second, and the rest is sampled uniformly. Departures: the rest is sampled
+from all other clients, not only from those that never took part, so that
 ``exploration: 1`` is uniform selection; the preferred duration is a fixed quantile, not
 adjusted in the course of the run; no client is left out after many rounds. Utilities
 are divided by their 95 % quantile; the authors' code takes the least one away and
@@ -21,51 +21,54 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from typing_extensions import override
 
 from knnper.experiment import TrainingSettings, UtilitySelection
 from knnper.seeding import RandomKey
 
-CUTOFF = 0.95  # c: of the last utility that suffices, those with so much may be drawn
-CLIPPED_AT = 0.95  # quantile of utilities; larger ones count as this one
+CUTOFF = (
+    0.95  # c: part of the last sufficient utility from which clients may be sampled
+)
+CLIPPED_AT = 0.95  # quantile at which utilities are capped
 
 
 def draw(
     clients: Sequence[str], count: int, server_round: int, key: RandomKey
 ) -> list[str]:
-    """Return clients of a round, uniformly without replacement, sorted by name."""
+    """Sample clients uniformly without replacement; return them sorted by name."""
     generator = key.child("participants", server_round).numpy()
     chosen = generator.choice(len(clients), size=count, replace=False)
     return sorted(clients[position] for position in chosen)
 
 
 class ClientSelection(ABC):
-    """How clients of a round are drawn."""
+    """Selects the clients of a round."""
 
     @abstractmethod
     def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
-        """Return ``count`` of the clients that could take part, sorted."""
+        """Select ``count`` of the available clients, sorted."""
 
     def learn(self, gains: Sequence[Mapping[str, float]]) -> None:  # noqa: B027
-        """Take note of the statistical utilities that each round so far has shown."""
+        """Note the statistical utilities of clients in each round so far."""
 
 
 @dataclass(frozen=True)
 class Uniform(ClientSelection):
-    """Each client is as likely."""
+    """Selects each client with the same probability."""
 
     key: RandomKey
 
+    @override
     def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
-        """See `ClientSelection.draw`."""
         return draw(clients, count, server_round, self.key)
 
 
 @dataclass
 class ByUtility(ClientSelection):
-    """The larger a client's utility, the likelier.
+    """Selects clients with a probability that grows with their utility.
 
-    Rounds are drawn in their order, and each from what those before it have shown,
-    whatever else is known already: so a resumed run makes the same choices.
+    Each round is sampled from the utilities of the rounds before it, whatever is known
+    already, so that a resumed run makes the same choices.
 
     Attributes
     ----------
@@ -77,15 +80,15 @@ class ByUtility(ClientSelection):
     key: RandomKey
     durations: Mapping[str, float] = field(default_factory=dict)
     _gains: Sequence[Mapping[str, float]] = ()
-    _num_counted: int = 0  # of the rounds, which are in the latest
+    _num_counted: int = 0  # number of rounds that are in `_latest`
     _latest: dict[str, tuple[float, int]] = field(default_factory=dict)
 
+    @override
     def learn(self, gains: Sequence[Mapping[str, float]]) -> None:
-        """See `ClientSelection.learn`."""
         self._gains = gains
 
+    @override
     def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
-        """See `ClientSelection.draw`."""
         for earlier in range(self._num_counted + 1, server_round):
             for client, gain in self._gains[earlier - 1].items():
                 self._latest[client] = (gain, earlier)
@@ -100,7 +103,7 @@ class ByUtility(ClientSelection):
         return sorted([*exploited, *explored])
 
     def exploration(self, server_round: int) -> float:
-        """Return ε, the part of a round that is drawn uniformly."""
+        """Return ε, the part of a round that is sampled uniformly."""
         settings = self.settings
         decayed = settings.exploration * settings.exploration_decay ** (
             server_round - 1
@@ -138,7 +141,7 @@ class ByUtility(ClientSelection):
         return float(np.quantile(seconds, self.settings.preferred_quantile))
 
     def _haste(self, client: str) -> float:
-        """Return the factor on the utility of a client that takes long."""
+        """Return the factor on the utility of a slow client."""
         if not self.durations:
             return 1.0
         ratio = min(1.0, self._preferred_s / self.durations[client])
@@ -147,7 +150,7 @@ class ByUtility(ClientSelection):
     def _exploited(
         self, utilities: Mapping[str, float], count: int, server_round: int
     ) -> list[str]:
-        """Return clients drawn by utility from those that have nearly the most."""
+        """Sample clients by utility among those with nearly the largest."""
         if not count:
             return []
         least = CUTOFF * sorted(utilities.values(), reverse=True)[count - 1]
@@ -162,8 +165,8 @@ class ByUtility(ClientSelection):
 def gain(num_examples: int, train_loss: float) -> float:
     """Return U = |B| L, a client's statistical utility.
 
-    Oort's |B| sqrt(mean of the squared losses), where each example of B has the mean
-    loss L: a client reports that alone.
+    Oort's |B| sqrt(mean of the squared losses), with the mean loss L for each example
+    of B, since a client reports only the mean.
     """
     return num_examples * max(0.0, train_loss) if math.isfinite(train_loss) else 0.0
 
@@ -173,7 +176,7 @@ def selection_of(
     key: RandomKey,
     durations: Callable[[], Mapping[str, float]] = dict,
 ) -> ClientSelection:
-    """Return how clients of a round are drawn."""
+    """Make the selection of a training."""
     if isinstance(training.selection, UtilitySelection):
         return ByUtility(training.selection, key, durations())
     return Uniform(key)

@@ -1,4 +1,4 @@
-"""The server of a federation, from one YAML file."""
+"""Settings of a federation's server, from a YAML file."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from knnper.transport.credentials import Address, parse_address
 
 @dataclass(frozen=True)
 class TlsFiles(experiment.Settings):
-    """Where the server's certificate is.
+    """Files of the server's certificate.
 
     Attributes
     ----------
     ca
         Certificate of the authority that clients trust.
     certificate
-        The server's own, followed by intermediate ones if there are any.
+        The server's own, followed by intermediate certificates, if any.
     key
         Its private key.
     """
@@ -32,42 +32,43 @@ class TlsFiles(experiment.Settings):
 
 @dataclass(frozen=True)
 class ServerSettings(LocalSettings):
-    """One server.
+    """Settings of one server.
 
     Attributes
     ----------
     name
-        What the federation is called in logs.
+        Name of the federation in logs.
     listen
-        Where clients reach the gateway.
+        Address of the gateway, ``HOST:PORT``.
     control
-        Flower's own port, which can send code to every client: loopback only.
+        Address of Flower's own port, which can send code to every client: loopback
+        only.
     tls
-        The server's certificate; may only be missing with ``insecure``.
+        The server's certificate; required unless ``insecure``.
     insecure
-        Neither encryption nor authentication: whoever reaches the port is a client.
+        Neither encryption nor authentication: any program that reaches the port is a
+        client.
     authorized
-        Folder of the clients' public keys: ``NAME.pub`` lets NAME in.
+        Folder of the clients' public keys: ``NAME.pub`` registers the client NAME.
     state
-        Folder of what the server keeps.
+        Folder of registrations, logs and runs.
     runs
-        Folder of the runs' folders.
+        Folder of the runs' folders; ``state``/runs by default.
     max_request_mb
         Largest body of a client's request, in 10^6 bytes. Flower sends arrays in
         pieces of 5 MB.
     max_in_flight_mb
-        Bodies of clients' requests that are held at a time, in 10^6 bytes: half of
-        that for one address, an eighth for one client. Who comes when they are held
-        waits, or tries again.
+        Bodies of clients' requests in memory at a time, in 10^6 bytes: half of that for
+        one address, an eighth for one client. Further requests wait, or are retried.
     max_upload_mb
-        What one client may send in one run, in 10^6 bytes. Without it, each of its
-        replies may have 16 times the bytes of what it answers, or 64 MiB.
+        Most that one client may send in one run, in 10^6 bytes. Without it, each reply
+        may have 16 times the bytes of its request, or 64 MiB.
     max_connections_per_address
-        Connections that the gateway keeps at a time with one address, be it a client,
-        several behind one router, or a stranger.
+        Connections at a time with one address: a client, several clients behind one
+        router, or a stranger.
     own_code, pretrained
-        What an experiment may use of this server's own code and files; an experiment
-        that is submitted brings no code. See `OwnCodeSettings` and `LocalSettings`.
+        Code and files of this server that an experiment may use; a submitted experiment
+        brings no code. See `OwnCodeSettings` and `LocalSettings`.
     """
 
     name: experiment.Name = "federation"
@@ -85,12 +86,12 @@ class ServerSettings(LocalSettings):
 
     @property
     def listen_address(self) -> Address:
-        """Where clients reach the gateway."""
+        """Address of the gateway."""
         return parse_address(self.listen)
 
     @property
     def control_address(self) -> Address:
-        """Where the operator reaches Flower."""
+        """Address of Flower's own port."""
         return parse_address(self.control)
 
     @property
@@ -100,16 +101,16 @@ class ServerSettings(LocalSettings):
 
     @property
     def flower_home(self) -> Path:
-        """``FLWR_HOME`` of everything of Flower's that runs on the server."""
+        """``FLWR_HOME`` of Flower's commands on the server."""
         return self.state / "flwr"
 
     @property
     def roster_file(self) -> Path:
-        """Who is registered; see `knnper.server.link.authorized`."""
+        """File of the registered clients; see `knnper.server.link.authorized`."""
         return self.state / "roster.json"
 
     def below(self, base: Path) -> "ServerSettings":
-        """Return the same with relative paths taken as relative to ``base``."""
+        """Return the settings with relative paths resolved against ``base``."""
         tls = self.tls
         return dataclasses.replace(
             self,
@@ -122,10 +123,14 @@ class ServerSettings(LocalSettings):
 
 
 def read_server(path: Path, overrides: Sequence[str] = ()) -> ServerSettings:
-    """Return the settings in the YAML file ``path``, changed by ``KEY=VALUE``.
+    """Read settings from a YAML file, changed by overrides ``KEY=VALUE``.
 
-    Relative paths in it are relative to its folder, and become absolute. Raises
-    `ConfigError` with *all* problems.
+    Relative paths are resolved against the file's folder.
+
+    Raises
+    ------
+    ConfigError
+        With all problems at once.
     """
     document = experiment.read_yaml(
         path, "make one with: knnper fed init FOLDER --host NAME_OR_IP"
@@ -168,7 +173,8 @@ def _inconsistencies(settings: ServerSettings) -> Iterable[Problem]:
     if control is not None and not control.is_loopback:
         message = (
             f"found {experiment.shown(settings.control)}, expected a loopback address, "
-            "as 127.0.0.1:8000: whoever reaches this port runs code on every client"
+            "as 127.0.0.1:8000: any program that reaches this port can run code on "
+            "every client"
         )
         yield Problem("control", message)
     if control is not None and addresses.get("listen") == control:

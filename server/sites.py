@@ -1,4 +1,4 @@
-"""Real clients: which is behind which node, who is online, and who comes late."""
+"""Real clients: their nodes, which are online, and late clients."""
 
 import logging
 import threading
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
@@ -25,12 +26,12 @@ from knnper.transport.messages import (
 )
 from knnper.transport.polling import Interrupted, NoReply, Patience, push
 
-# A site may have to read all of its data for the first time, or be busy.
+# Until a node must introduce itself: it may first have to read all of its data.
 TIMEOUT_S = 120.0
 
 
 def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
-    """Return why ``node`` may not go by ``name``; empty if it may."""
+    """Return why ``node`` may not use ``name``; empty if it may."""
     registered = roster.get(str(node))
     if not roster or (registered is not None and registered.name == name):
         return ""
@@ -42,18 +43,18 @@ def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
     )
 
 
-ASK_AGAIN_S = 20.0  # after this time a node that could not take part is asked again
-REMIND_S = 300.0  # after this time a node that still cannot take part is told so again
+ASK_AGAIN_S = 20.0  # until a node that could not take part is asked again
+REMIND_S = 300.0  # until the reason is repeated to a node that cannot take part
 log = logging.getLogger("flwr")
 
 
 @dataclass
 class Directory:
-    """Clients by name, and the nodes behind which they are."""
+    """The nodes of clients, by the clients' names."""
 
     grid: Grid
     experiment: str
-    # Who is registered, by node; nobody where whoever comes is a client.
+    # Registered clients by node; empty without authentication.
     roster: Callable[[], Mapping[str, Registered]]
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)  # by message
     _connected: set[int] = field(default_factory=set)
@@ -63,7 +64,7 @@ class Directory:
     _remind_at: dict[int, float] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Look who is there, and ask those who are new who they are."""
+        """Update the connected nodes, and ask new ones to introduce themselves."""
         self._connected = set(self.grid.get_node_ids())
         for node, answer in self._answers():
             problem = self._admit(node, answer)
@@ -76,7 +77,7 @@ class Directory:
             job = to_content(Job([], 0, [], self.experiment), {})
             question = Message(job, node, Purpose.INTRODUCE.value, ttl=TIMEOUT_S)
             for message_id in push(self.grid, [question]):
-                if message_id:  # a node that has just left is asked when it is back
+                if message_id:  # a node that has just left is asked when it returns
                     self._asked[message_id] = (node, now)
 
     def _silent(self) -> set[int]:
@@ -98,35 +99,35 @@ class Directory:
                 yield node, NoReply(f"no answer within {TIMEOUT_S:g} s")
 
     def registered(self) -> set[str]:
-        """Return the names that keys are registered under."""
+        """Return the names of registered clients."""
         return {client.name for client in self.roster().values()}
 
     def is_silent(self, client: str) -> bool:
-        """Return whether a client's node is connected and has not said who it is."""
+        """Return whether a client's node is connected and has not introduced itself."""
         silent, roster = self._connected & self._silent(), self.roster()
         entries = (roster.get(str(node)) for node in silent)
         return any(entry is not None and entry.name == client for entry in entries)
 
     def members(self) -> dict[str, Member]:
-        """Return the clients that are connected, by name, as of the last look."""
+        """Return the connected clients by name, as of the last `refresh`."""
         connected = self._connected & set(self._members)
         members = [self._members[node] for node in connected]
         return {member.name: member for member in members}
 
     def node_of(self, client: str) -> int | None:
-        """Return the node behind which a client is connected; None if it is not."""
+        """Return the node of a connected client, or None."""
         for node in self._connected & set(self._members):
             if self._members[node].name == client:
                 return node
         return None
 
     def refused(self) -> Iterable[str]:
-        """Return why connected nodes do not take part."""
+        """Return the reasons why connected nodes do not take part."""
         nodes = self._refused.keys() & self._connected
         return [reason for node, reason in self._refused.items() if node in nodes]
 
     def _admit(self, node: int, introduction: Introduction | NoReply) -> str:
-        """Take a node in; return why not, or nothing."""
+        """Admit a node; return the reason if it cannot take part, or empty."""
         if isinstance(introduction, NoReply):
             return f"node {node} did not introduce itself: {introduction.reason}"
         title = f"client {introduction.name or 'without a name'} (node {node})"
@@ -138,19 +139,17 @@ class Directory:
             return f"{title} is refused: {objection}"
         other = self.node_of(introduction.name)
         if other is not None:
-            return (
-                f"{title} is refused: the name is taken by node {other}, which is here"
-            )
+            return f"{title} is refused: the name is taken by node {other}, which is connected"
         if introduction.remark:
             log.warning("client %s: %s", introduction.name, introduction.remark)
         fixed = roster[str(node)].num_train if roster else None
         if fixed is not None and introduction.num_train != fixed:
-            warning = "%s has %d training examples as it says; the operator fixed %d"
+            warning = "%s reports %d training examples; the operator fixed %d"
             log.warning(warning, title, introduction.num_train, fixed)
         self._members[node] = Member(
             name=introduction.name,
             seen=introduction.train,
-            # One without data does not train, whatever is fixed.
+            # A client without data does not train, whatever number is fixed.
             num_train=min(introduction.num_train, 1)
             * (fixed or introduction.num_train),
             num_validation=introduction.num_validation,
@@ -168,12 +167,12 @@ class Directory:
         self._refused[node] = reason
         self._remind_at[node] = now + REMIND_S
         log.warning("%s", reason)
-        # That the node's own log says it too; nobody waits for an answer.
+        # For the node's own log; no reply is expected.
         content = RecordDict({"refusal": ConfigRecord({"reason": reason})})
         push(self.grid, [Message(content, node, Purpose.REFUSE.value)])
 
 
-# How replies of clients on machines of their own are waited for.
+# How the server waits for replies of clients on other machines.
 OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
 LOOK_EVERY_S = 0.2
 REMIND_EVERY_S = 30.0
@@ -182,7 +181,7 @@ Enough = Callable[[dict[str, Member]], bool]
 
 @dataclass
 class SiteFederation(Federation):
-    """Clients that are reached by name while they are connected."""
+    """Real clients, which are sent requests by name while they are online."""
 
     directory: Directory
     messenger: FlowerFederation
@@ -196,8 +195,9 @@ class SiteFederation(Federation):
     def __post_init__(self) -> None:
         self.round_attempts = self.settings.round_attempts
 
+    @override
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
-        """See `Federation.exchange`; those who are away come last, as failures."""
+        """Offline clients come last, as failures."""
         self.directory.refresh()
         away: list[str] = []
 
@@ -214,12 +214,13 @@ class SiteFederation(Federation):
         for client in away:
             yield Reply((client,), None, "it is not connected")
 
+    @override
     def is_available(self, client: str) -> bool:
-        """See `Federation.is_available`, as of the last look."""
+        """Return whether a client was online at the last `Directory.refresh`."""
         return self.directory.node_of(client) is not None
 
+    @override
     def begin(self, step: Step, request: Request) -> None:
-        """See `Federation.begin`."""
         if self.is_available(request.client):
             self.messenger.begin(step, request)
         else:
@@ -227,39 +228,41 @@ class SiteFederation(Federation):
                 Reply(request.clients, None, "it is not connected")
             )
 
+    @override
     def answered(self) -> Sequence[Reply]:
-        """See `Federation.answered`; looks who is there, too."""
+        """Also updates the directory."""
         self.directory.refresh()
         failed, self._could_not_begin = self._could_not_begin, []
         return [*failed, *self.messenger.answered()]
 
+    @override
     def require_client(self, clients: Sequence[str], waited_s: float) -> None:
-        """See `Federation.require_client`."""
         most_s = self.settings.wait_for_clients_s
         if waited_s > most_s:
             raise RunError(
                 f"waited {most_s:g} s for one of {len(clients)} clients, found none. "
-                "Look why they are away, and resume the run; "
-                "run.federation.wait_for_clients_s is how long is waited"
+                "Find out why they are offline, and resume the run; "
+                "run.federation.wait_for_clients_s is how long a run waits"
             )
 
+    @override
     def await_clients(self, clients: Sequence[str], least: int) -> None:
-        """See `Federation.await_clients`; those just lost, or busy, are awaited."""
+        """Also waits for clients that have just disconnected, or are busy."""
 
         def enough(members: dict[str, Member]) -> bool:
             return sum(client in members for client in clients) >= least
 
-        def all_who_may_come(members: dict[str, Member]) -> bool:
+        def all_expected(members: dict[str, Member]) -> bool:
             missing = [client for client in clients if client not in members]
-            # Of each: none may stop the look at the others.
+            # A list, since each call notes since when a client is missing.
             hopeless = [not self._is_worth_waiting(client) for client in missing]
             return enough(members) and all(hopeless)
 
         self.directory.refresh()
-        for client in self.directory.members():  # those who are back
+        for client in self.directory.members():  # they have returned
             self._missing_since.pop(client, None)
         whom = f"{least} of {', '.join(clients)}"
-        members = self._wait_until(all_who_may_come, whom)
+        members = self._wait_until(all_expected, whom)
         if not enough(members):
             connected = sorted(set(clients) & set(members))
             raise RunError(
@@ -272,7 +275,7 @@ class SiteFederation(Federation):
             )
 
     def gather(self) -> list[Member]:
-        """Return the clients that are there to begin, once they are enough."""
+        """Wait for enough clients to begin a run, and return them."""
         least = self.settings.min_clients
         expected = self.directory.registered()
 
@@ -294,7 +297,7 @@ class SiteFederation(Federation):
         return list(members.values())
 
     def _is_worth_waiting(self, client: str) -> bool:
-        """Return whether a client that is missing may be about to come."""
+        """Return whether a missing client may connect soon."""
         now = time.monotonic()
         waited_s = now - self._missing_since.setdefault(client, now)
         if self.directory.is_silent(client):
@@ -302,7 +305,7 @@ class SiteFederation(Federation):
         return waited_s < self.settings.grace_s
 
     def _wait_until(self, enough: Enough, whom: str) -> dict[str, Member]:
-        """Return who is there once they are enough, or when waiting was too long."""
+        """Return the connected clients once they are enough, or the time is over."""
         began = time.monotonic()
         remind_at = began
         while True:
@@ -313,19 +316,21 @@ class SiteFederation(Federation):
             if enough(members) or too_long:
                 return members
             if now >= remind_at:
-                log.info("waiting for %s; here: %s", whom, ", ".join(members) or "none")
+                log.info(
+                    "waiting for %s; online: %s", whom, ", ".join(members) or "none"
+                )
                 remind_at = now + REMIND_EVERY_S
             if self.stop.wait(LOOK_EVERY_S):
                 raise Interrupted("stopped while waiting for clients")
 
 
-LATE_LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 60.0  # after this time a client that did not get the model is tried again
+LATE_CHECK_EVERY_S = 1.0
+TRY_AGAIN_S = 60.0  # until a client that did not get the model is tried again
 
 
 @dataclass
 class LateClients:
-    """Hands a trained model to whoever comes."""
+    """Distributes a trained model to clients that come late."""
 
     conductor: Conductor
     federation: SiteFederation
@@ -333,15 +338,15 @@ class LateClients:
     _try_at: dict[str, float] = field(default_factory=dict)
 
     def serve(self, roster: Roster, seconds: float) -> None:
-        """Stay for ``seconds`` and hand the model to those who lack it."""
+        """Distribute the model for ``seconds`` to clients that do not have it."""
         until = time.monotonic() + seconds
         if seconds:
             log.info("staying for %.0f s, for clients that come late", seconds)
         while time.monotonic() < until and not self.federation.stop.is_set():
-            roster = self._distribute_to_those_here(roster)
-            self.federation.stop.wait(LATE_LOOK_EVERY_S)
+            roster = self._distribute_to_connected(roster)
+            self.federation.stop.wait(LATE_CHECK_EVERY_S)
 
-    def _distribute_to_those_here(self, roster: Roster) -> Roster:
+    def _distribute_to_connected(self, roster: Roster) -> Roster:
         waiting = self._waiting()
         if not waiting:
             return roster

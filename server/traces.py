@@ -1,12 +1,11 @@
-"""Measured devices: files that say how fast each one is and when it is there.
+"""Measured devices: files with the speed and availability of each.
 
-A file of JSON is a list of devices, or has them by any id; one of CSV has a row for
-each. Of what a device is said to have this is read, by the field's name, and the rest
-passed over:
+A JSON file is a list of devices, or an object of devices by any id; a CSV file has a
+row for each. These fields of a device are read, and others ignored:
 
 ==================================== ===================================================
 ``seconds_per_example``              of training
-``examples_per_s``                   the same the other way round
+``examples_per_s``                   the inverse
 ``computation``                      milliseconds that inference takes for an example,
                                      of which training takes three times as much
 ``bytes_down_per_s``                 of its link
@@ -15,8 +14,8 @@ passed over:
 ``communication``                    the same for both ways
 ``tcp_speed_results``                the same as a list of measurements, of which the
                                      mean counts
-``active``, ``inactive``             when it comes and goes, seconds in two lists
-``finish_time``                      after so many seconds that begins anew
+``active``, ``inactive``             begin and end of its times, seconds in two lists
+``finish_time``                      seconds after which these times repeat
 ==================================== ===================================================
 
 FedScale (Lai et al. 2022) has ``computation`` and ``communication`` in one file and
@@ -46,21 +45,21 @@ TRAINING_PER_INFERENCE = 3.0  # (Lai et al. 2022): there and twice as long back
 
 @dataclass(frozen=True)
 class Times:
-    """When a device is there, over and over.
+    """Times at which a device is available, repeated.
 
     Attributes
     ----------
     spans
-        From when to when it is there, in seconds, one after the other.
+        Begin and end of each time, in seconds, in ascending order.
     cycle_s
-        After this time it begins anew.
+        Seconds after which the times repeat.
     """
 
     spans: tuple[tuple[float, float], ...]
     cycle_s: float
 
     def ends(self) -> Iterator[float]:
-        """Yield when it goes, comes, goes, and so on; first at 0, to come at once."""
+        """Yield the ends of times with and without the device, in turn, from 0 on."""
         yield 0.0
         for number in itertools.count():
             for span in self.spans:
@@ -69,7 +68,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Device:
-    """What a file says of a device; None for what it does not say."""
+    """The fields of a device in a file; None for missing fields."""
 
     seconds_per_example: float | None = None
     bytes_down_per_s: float | None = None
@@ -78,7 +77,7 @@ class Device:
 
 
 class Traces:
-    """The devices of an experiment's files, and which one each client has."""
+    """The devices of an experiment's files, and their assignment to clients."""
 
     def __init__(self, settings: DeviceSettings, key: RandomKey) -> None:
         self._key = key
@@ -91,15 +90,15 @@ class Traces:
 
     @property
     def has_times(self) -> bool:
-        """Whether a file says when devices are there."""
+        """Whether a file has times of availability."""
         return bool(self._times or (self._devices and self._devices[0].times))
 
     def device(self, client: str) -> Device:
-        """Return the device of a client, drawn uniformly from the file."""
+        """Return the device of a client, sampled uniformly from the file."""
         return self._drawn("trace", client, self._devices) or Device()
 
     def times(self, client: str) -> Times | None:
-        """Return when a client is there; None where no file says it."""
+        """Return the times of a client; None if no file has any."""
         drawn = self._drawn("availability trace", client, self._times)
         return drawn or self.device(client).times
 
@@ -110,7 +109,7 @@ class Traces:
         return rows[int(generator.integers(len(rows)))]
 
     def _require_one_of_each(self, settings: DeviceSettings) -> None:
-        """Refuse what a file says where something else says it as well."""
+        """Refuse settings that a file specifies for each device."""
         first = self._devices[0] if self._devices else Device()
         timed = bool(self._times)
         default = DeviceSettings()
@@ -125,8 +124,8 @@ class Traces:
             if place and value != getattr(default, name):
                 raise DataError(
                     f"training.devices.{name}: found {shown(value)} beside a file that "
-                    "says the same of each device, expected one of the two; leave this "
-                    "one out, or the columns"
+                    "specifies the same for each device, expected one of the two; "
+                    "leave this setting out, or the columns"
                 )
         if timed and None in self._times:
             raise DataError(
@@ -201,7 +200,7 @@ Row = Mapping[str, Any]
 
 
 def _rows(path: str, content: bytes) -> dict[str, Row]:
-    """Return what a file says of each device, by its id or from 1."""
+    """Return the fields of each device, by its id or number from 1."""
     try:
         text = content.decode("utf-8-sig")
         if text.lstrip()[:1] in ("{", "["):
@@ -222,7 +221,7 @@ def _rows(path: str, content: bytes) -> dict[str, Row]:
                 f"{path}, device {place}: found {shown(row)}, expected a mapping such "
                 'as {"computation": 160.0, "communication": 5600.0}'
             )
-        if None in row:  # as the module csv calls what is beyond the head
+        if None in row:  # the key of the module csv for values beyond the header
             raise DataError(
                 f"{path}, device {place}: found {len(row) - 1 + len(row[None])} cells, "
                 f"expected the {len(row) - 1} of the head; a number has a point, not a "
@@ -232,7 +231,7 @@ def _rows(path: str, content: bytes) -> dict[str, Row]:
 
 
 def _device(row: Row, place: str) -> Device:
-    """Return what a row says."""
+    """Make the device of a row."""
 
     def one_of(units: Mapping[str, Callable[[float], float]]) -> float | None:
         present = [name for name in units if _is_given(row.get(name))]
@@ -281,7 +280,7 @@ def _is_given(value: object) -> bool:
 
 
 def _number(value: object, place: str) -> float:
-    """Return a positive number, of a list the mean."""
+    """Return a positive number, or the mean of a list."""
     numbers = _numbers(value, place)
     return _positive(statistics.fmean(numbers) if numbers else 0.0, value, place)
 
@@ -309,7 +308,7 @@ def _numbers(value: object, place: str) -> list[float]:
 
 
 def _times(row: Row, place: str) -> Times | None:
-    """Return when a device is there; None where its row does not say it."""
+    """Return the times of a device; None if its row has none."""
     present = [name for name in _TIMES if _is_given(row.get(name))]
     if not present:
         return None

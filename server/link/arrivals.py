@@ -1,10 +1,10 @@
-"""Holds clients' requests for messages until Flower may have one for them.
+"""Hold nodes' requests for messages until Flower may have one (long polling).
 
-A SuperNode asks for messages all day, and each request costs Flower a transaction in
+A SuperNode requests messages all day, and each request costs Flower a transaction in
 its database: three idle clients kept an eighth of a core busy. So the gateway asks
-Flower only when there may be something to fetch. Messages are sent by ServerApps, which
-are processes of this server, and ours write to a pipe for which nodes they have sent
-any (`knnper.transport.polling.push`). While another ServerApp runs, as of an operator's
+Flower only when it may have a message. Messages are sent by ServerApps, which are
+processes of this server, and those of this project write the receiving nodes to a pipe
+(`knnper.transport.polling.push`). While another ServerApp runs, such as an operator's
 own app, Flower is asked at intervals.
 """
 
@@ -18,31 +18,31 @@ from dataclasses import dataclass, field
 
 # Flower's client gives up after 30 s, and Flower itself may need seconds to answer.
 LONGEST_HOLD_S = 20.0
-# Right after its work a node is answered soon, since it may be about to leave.
+# A node that has just worked is answered soon, since it may be about to leave.
 SHORTEST_HOLD_S = 0.05
-# How often Flower is asked all the same while a run is under way, should the gateway
-# have been too busy to read an announcement.
+# Interval of requests during a run without an announcement, in case the gateway was too
+# busy to read one.
 CHECK_INTERVAL_S = 60.0
-# Intervals while a ServerApp runs that announces nothing: they grow with the time for
-# which a node has been idle, and with the number of nodes, so that all idle ones
-# together make up to 20 requests a second.
+# Intervals while a ServerApp runs that announces nothing: they grow with a node's idle
+# time and with the number of nodes, so that all idle nodes together make up to 20
+# requests a second.
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.05, 1.0
 INTERVAL_PER_NODE_S = 0.05
 PART_OF_IDLE_TIME = 0.05
 _PIPE_BYTES = 65_536
-# Without keys anybody can name any node.
+# Without authentication, a client can use any number of node ids.
 _MOST_REMEMBERED = 10_000
 
 
 @dataclass
 class _NodeRequests:
-    """One node, and the messages that were announced and fetched for it."""
+    """The held request of a node, and its announced and fetched messages."""
 
     active_at: float = field(default_factory=time.monotonic)
     num_announced: int = 0
     num_fetched: int = 0
     asked_at: float = -math.inf
-    request: asyncio.Event | None = None  # of the held request; set to look again
+    request: asyncio.Event | None = None  # of the held request; set to check again
 
     @property
     def idle_s(self) -> float:
@@ -55,14 +55,14 @@ class _NodeRequests:
 
 @dataclass
 class _ServerApp:
-    """A ServerApp that runs."""
+    """A running ServerApp."""
 
     announces: bool = False
     unfinished_line: bytes = b""
 
 
 class Arrivals:
-    """Decides when a node's request for messages is passed on to Flower."""
+    """Decides when a node's request for messages is forwarded to Flower."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, _NodeRequests] = {}
@@ -71,19 +71,19 @@ class Arrivals:
         self._is_closed = False
 
     def follow(self, pipe: int) -> None:
-        """Read from ``pipe`` what a ServerApp announces, until its process ends."""
+        """Read a ServerApp's announcements from ``pipe`` until its process ends."""
         os.set_blocking(pipe, False)
         self._apps[pipe] = _ServerApp()
         asyncio.get_running_loop().add_reader(pipe, self._read, pipe)
-        self._look_again(self._nodes.values())
+        self._check_again(self._nodes.values())
 
     def close(self) -> None:
-        """Hold no request any longer, and none from now on."""
+        """Answer all held requests, and hold none from now on."""
         self._is_closed = True
-        self._look_again(self._nodes.values())
+        self._check_again(self._nodes.values())
 
     def note_activity(self, node_id: int) -> None:
-        """Hold the node's next requests briefly."""
+        """Note that a node is active: its next requests are held briefly."""
         self._node(node_id).active_at = time.monotonic()
 
     def forget(self, node_id: int) -> None:
@@ -99,17 +99,17 @@ class Arrivals:
         ask_flower: Callable[[], Awaitable[bytes]],
         disconnected: Awaitable[object],
     ) -> bytes:
-        """Return Flower's answer as soon as it has a message, or nothing in the end.
+        """Return Flower's answer once it has a message, or b"" after the longest hold.
 
         Parameters
         ----------
         node_id
-            A later request of the same node ends the earlier one: its connection may
-            be dead, and Flower gives out a message only once.
+            A later request of the same node ends the earlier one, since its connection
+            may be dead, and Flower hands out a message only once.
         ask_flower
-            Returns no bytes when Flower has no message.
+            Returns b"" when Flower has no message.
         disconnected
-            Returns when the node no longer waits for the answer.
+            Completes when the node no longer waits for the answer.
         """
         node = self._node(node_id)
         end = time.monotonic() + node.hold_s
@@ -135,7 +135,7 @@ class Arrivals:
     async def _ask(
         self, node: _NodeRequests, ask_flower: Callable[[], Awaitable[bytes]]
     ) -> bytes:
-        # What is announced from here on may come too late for this answer.
+        # Announcements from now on may come too late for this answer.
         num_announced, node.asked_at = node.num_announced, time.monotonic()
         answer = await ask_flower()
         if answer:
@@ -150,7 +150,7 @@ class Arrivals:
         return is_announced or time.monotonic() >= self._next_at(node)
 
     def _next_at(self, node: _NodeRequests) -> float:
-        """Return when Flower is to be asked without an announcement."""
+        """Return the time of the next request to Flower without an announcement."""
         if not self._apps:
             return math.inf
         if all(app.announces for app in self._apps.values()):
@@ -215,9 +215,9 @@ class Arrivals:
         nodes = [self._node(int(line)) for line in lines if line.isdigit()]
         for node in nodes:
             node.num_announced += 1
-        self._look_again(nodes)
+        self._check_again(nodes)
 
-    def _look_again(self, nodes: Iterable[_NodeRequests]) -> None:
+    def _check_again(self, nodes: Iterable[_NodeRequests]) -> None:
         for node in list(nodes):
             if node.request is not None:
                 node.request.set()

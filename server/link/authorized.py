@@ -1,7 +1,7 @@
 """The clients that may connect: a folder with one public key ``NAME.pub`` each.
 
-A file ``NAME.num_train`` beside it says on how many examples the client trains, where
-the operator knows it and need not take the client's word for it.
+A file ``NAME.num_train`` beside it fixes the client's number of training examples,
+where the operator knows it and need not rely on the client's claim.
 """
 
 import json
@@ -26,22 +26,22 @@ Snapshot = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True)
 class AuthorizedFolder:
-    """The folder; changes in it take effect while the server runs."""
+    """The folder, whose changes take effect while the server runs."""
 
     path: Path
 
     def names(self) -> list[str]:
-        """Return the names of all clients in the folder, sorted; some may be wrong."""
+        """Return the sorted names of all key files; they need not be valid."""
         files = self.path.iterdir() if self.path.is_dir() else ()
         return sorted(file.stem for file in files if file.suffix == _SUFFIX)
 
     def key(self, name: str) -> ec.EllipticCurvePublicKey:
-        """Return the public key of the client ``name``."""
+        """Read the public key of the client ``name``."""
         require_name(name)
         return read_public_key(self._file(name))
 
     def keys(self) -> tuple[Mapping[str, ec.EllipticCurvePublicKey], list[str]]:
-        """Return all clients' keys by name, and what is wrong with other files."""
+        """Return the valid keys by client, and the problems of other files."""
         keys: dict[str, ec.EllipticCurvePublicKey] = {}
         owners: dict[str, str] = {}
         problems = []
@@ -58,7 +58,7 @@ class AuthorizedFolder:
         return keys, problems
 
     def counts(self) -> tuple[Mapping[str, int], list[str]]:
-        """Return the clients' fixed numbers, by name, and what is wrong with others."""
+        """Return the fixed numbers by client, and the problems of other files."""
         counts, problems = {}, []
         for name in self.names():
             file = self._count_file(name)
@@ -75,18 +75,24 @@ class AuthorizedFolder:
     def add(
         self, name: str, key: ec.EllipticCurvePublicKey, num_train: int | None = None
     ) -> None:
-        """Let the client ``name`` with ``key`` in."""
+        """Authorize a new client.
+
+        Raises
+        ------
+        CredentialError
+            The name or the key is invalid or taken.
+        """
         require_name(name)
         if num_train is not None and not 1 <= num_train <= LARGEST_COUNT:
             expected = "expected a number of training examples"
             raise CredentialError(f"{expected}, found {num_train}")
         if self._file(name).exists():
             problem = f"the name {name} is taken by {fingerprint(self.key(name))}"
-            mend = (
+            fix = (
                 "choose another name; to give this client another key: knnper fed "
                 f"rotate-key FEDERATION {name}"
             )
-            raise CredentialError(f"{problem}; {mend}")
+            raise CredentialError(f"{problem}; {fix}")
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
                 raise CredentialError(_key_twice(name, other))
@@ -96,31 +102,31 @@ class AuthorizedFolder:
         write_public_key(self._file(name), key)
 
     def replace(self, name: str, key: ec.EllipticCurvePublicKey) -> None:
-        """Let the client ``name`` in with ``key`` alone, instead of its last one."""
+        """Replace the key of the client ``name``."""
         self.require_known(name)
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
                 raise CredentialError(_key_twice(name, other))
         draft = self.path / f".{name}{_SUFFIX}.new"
-        draft.unlink(missing_ok=True)  # of a call that was cut short
+        draft.unlink(missing_ok=True)  # of an interrupted call
         write_public_key(draft, key)
         draft.replace(self._file(name))
 
     def remove(self, name: str) -> None:
-        """Let the client ``name`` in no longer."""
+        """Revoke the client ``name``."""
         self.require_known(name)
         self._file(name).unlink()
         self._count_file(name).unlink(missing_ok=True)
 
     def require_known(self, name: str) -> None:
-        """Refuse a name that is that of no client."""
+        """Raise `RunError` if there is no client ``name``."""
         require_name(name)
         if not self._file(name).exists():
             known = ", ".join(self.names()) or "none"
             raise RunError(f"there is no client {name} in {self.path}; known: {known}")
 
     def snapshot(self) -> Snapshot | None:
-        """Return something that differs when a file changed; None without a folder."""
+        """Return a value that changes with any file; None without a folder."""
         try:
             entries = [(entry.name, entry.stat()) for entry in os.scandir(self.path)]
         except FileNotFoundError:
@@ -138,7 +144,7 @@ class AuthorizedFolder:
 
 
 def require_name(name: str) -> None:
-    """Refuse ``name`` for a client unless it can name a file as well."""
+    """Raise `CredentialError` if ``name`` is not also a valid file name."""
     if not is_name(name):
         expected = (
             "expected letters, digits, '.', '_' and '-', not '.', '_' or '-' first"
@@ -147,8 +153,8 @@ def require_name(name: str) -> None:
 
 
 def _key_twice(name: str, owner: str) -> str:
-    mend = f"make another, or: knnper fed remove-client FEDERATION {owner}"
-    return f"the key of {name} is already that of {owner}; {mend}"
+    fix = f"make another, or: knnper fed remove-client FEDERATION {owner}"
+    return f"the key of {name} is already that of {owner}; {fix}"
 
 
 _FORMAT = 1
@@ -156,7 +162,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Registered:
-    """A client that may connect."""
+    """A client that may connect; ``source`` is where it was registered."""
 
     name: str
     key_sha256: str
@@ -165,14 +171,14 @@ class Registered:
 
 
 def write_roster(path: Path, nodes: Mapping[str, Registered]) -> None:
-    """Write the clients, by node id, to the file ``path``."""
+    """Write the registered clients, by node id, to a file."""
     entries = {node_id: asdict(client) for node_id, client in sorted(nodes.items())}
     text = json.dumps({"format": _FORMAT, "nodes": entries}, indent=2)
     write_atomically(path, f"{text}\n")
 
 
 def read_roster(path: Path) -> dict[str, Registered]:
-    """Return the clients by node id; none without a file."""
+    """Read the registered clients by node id; none without a file."""
     if not path.exists():
         return {}
     try:
@@ -184,6 +190,6 @@ def read_roster(path: Path) -> dict[str, Registered]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{path} is damaged ({error}); put a copy back, or remove it: the server "
-            "writes it anew, without clients that Flower's command has registered"
+            f"{path} is damaged ({error}); restore a copy, or remove it: the server "
+            "writes a new one, without clients registered with Flower's command"
         ) from error

@@ -1,4 +1,4 @@
-"""Brings Flower's registrations in line with the folder of authorized keys."""
+"""Bring Flower's registrations in line with the folder of authorized keys."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -38,7 +38,7 @@ FINISHED = "finished"
 
 @dataclass(frozen=True)
 class RegisteredNode:
-    """A SuperNode that Flower knows."""
+    """A SuperNode in Flower's registry."""
 
     node_id: str
     name: str
@@ -48,7 +48,7 @@ class RegisteredNode:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How Flower says that a run is getting on."""
+    """State of a run in Flower."""
 
     state: str
     outcome: str = ""
@@ -56,12 +56,12 @@ class RunStatus:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether the run has ended, with or without success."""
         return self.state == FINISHED
 
 
 class ControlPort:
-    """A connection to the SuperLink's own port, for ``with``."""
+    """A connection to the SuperLink's control port; a context manager."""
 
     def __init__(self, address: Address, ca: Path | None) -> None:
         if ca is not None and not ca.exists():
@@ -76,8 +76,8 @@ class ControlPort:
         self._client.close()
 
     def nodes(self) -> list[RegisteredNode]:
-        """Return all nodes that were ever registered."""
-        answer = self._asked("list the nodes", "list-nodes", ListNodesRequest())
+        """List all nodes, including unregistered ones."""
+        answer = self._call("list the nodes", "list-nodes", ListNodesRequest())
         nodes = ListNodesResponse.FromString(answer).nodes_info
         keys = [flower.read_public_key(node.public_key) for node in nodes]
         return [
@@ -93,18 +93,18 @@ class ControlPort:
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
         """Register the client ``name``; return its node id."""
         request = RegisterNodeRequest(public_key=flower.public_pem(key), name=name)
-        answer = self._asked(f"register {name}", "register-node", request)
+        answer = self._call(f"register {name}", "register-node", request)
         return str(RegisterNodeResponse.FromString(answer).node_id)
 
     def unregister(self, node_id: str) -> None:
-        """Take the node's registration away; it cannot be given back to its key."""
+        """Unregister a node; its key cannot be registered again."""
         request = UnregisterNodeRequest(node_id=int(node_id))
-        self._asked(f"remove the node {node_id}", "unregister-node", request)
+        self._call(f"remove the node {node_id}", "unregister-node", request)
 
     def run_status(self, run_id: int) -> RunStatus:
-        """Return how a run is getting on."""
+        """Return the state of a run."""
         request = ListRunsRequest(run_id=run_id)
-        answer = self._asked(f"find the run {run_id}", "list-runs", request)
+        answer = self._call(f"find the run {run_id}", "list-runs", request)
         runs = ListRunsResponse.FromString(answer).run_dict
         if run_id not in runs:
             lost = "its database may have been removed"
@@ -113,15 +113,15 @@ class ControlPort:
         return RunStatus(status.status, status.sub_status, status.details)
 
     def finished_runs(self) -> list[int]:
-        """Return the finished ones of the last 20 runs.
+        """Return the finished runs among the last 20.
 
         Listing a finished run makes Flower delete its messages and objects.
         """
-        answer = self._asked("list the runs", "list-runs", ListRunsRequest())
+        answer = self._call("list the runs", "list-runs", ListRunsRequest())
         runs = ListRunsResponse.FromString(answer).run_dict
         return [run_id for run_id, run in runs.items() if run.status.status == FINISHED]
 
-    def _asked(self, action: str, path: str, request: Message) -> bytes:
+    def _call(self, action: str, path: str, request: Message) -> bytes:
         try:
             answer = flower.post(self._client, flower.CONTROL + path, request)
         except httpx.HTTPError as error:
@@ -136,7 +136,7 @@ class ControlPort:
 
 
 def control_port(settings: ServerSettings) -> ControlPort:
-    """Return a connection to the server on this machine, for ``with``."""
+    """Connect to the control port of the server on this machine."""
     return ControlPort(settings.control_address, control_authority(settings))
 
 
@@ -150,7 +150,7 @@ def reconcile(
     *,
     by_key: bool = True,
 ) -> dict[str, Registered]:
-    """Register who is new in ``folder``, remove who left it; write the roster."""
+    """Register new clients of ``folder``, unregister removed ones, write the roster."""
     if not folder.path.is_dir():
         outcome = "registrations stay as they are"
         raise RunError(f"there is no folder {folder.path}; {outcome}")
@@ -186,7 +186,7 @@ def _kept(
     before: Mapping[str, Registered],
     adopts: bool,
 ) -> tuple[dict[str, Registered], set[str]]:
-    """Return the nodes that stay, and keys that are gone; remove those that must go."""
+    """Unregister nodes without a key; return the others, and unregistered keys."""
     roster: dict[str, Registered] = {}
     removed: set[str] = set()
     for node in registry.nodes():
@@ -212,19 +212,21 @@ def _of_folder(name: str, key_sha256: str, counts: Mapping[str, int]) -> Registe
 def _why_removed(
     node: RegisteredNode, known: Registered | None, adopts: bool, names: Collection[str]
 ) -> str | None:
-    """Return why a node without a key in the folder is removed; None if it stays."""
+    """Return why a node without a key in the folder is removed; None to keep it."""
     if known is not None and known.source == "folder":
         if known.name in names:
-            return f"the key of {known.name} was replaced; this one is let in no longer"
+            return f"the key of {known.name} was replaced; the old one is revoked"
         return f"removed {known.name}: its key is gone"
     if known is not None or adopts:
         return None
-    why = "it has no key in the folder, and no roster tells how it was registered"
-    return f"removed {node.name or node.node_id}: {why}; knnper fed register lets it in"
+    why = "it has no key in the folder, and no roster records how it was registered"
+    return (
+        f"removed {node.name or node.node_id}: {why}; to register: knnper fed register"
+    )
 
 
 def _adopted(node: RegisteredNode, used_names: Collection[str]) -> Registered:
-    """Return a node that was registered with Flower's own command."""
+    """Make the entry of a node that was registered with Flower's command."""
     name = node.name
     if not is_name(name) or name in used_names:
         name = f"node-{node.node_id}"
@@ -233,12 +235,12 @@ def _adopted(node: RegisteredNode, used_names: Collection[str]) -> Registered:
     return Registered(name, node.key_sha256, "flower")
 
 
-AUTHORIZED = "authorized"  # status of a client that the server has not registered (yet)
+AUTHORIZED = "authorized"  # status of a client in the folder that is not registered yet
 
 
 @dataclass(frozen=True)
 class ClientStatus:
-    """One client."""
+    """A client, its key and its status in Flower."""
 
     name: str
     status: str
@@ -247,7 +249,7 @@ class ClientStatus:
 
 
 def census(settings: ServerSettings) -> tuple[list[ClientStatus], list[str]]:
-    """Return all clients, sorted by name, and what could not be found out."""
+    """Return all clients, sorted by name, and the problems met."""
     keys, problems = AuthorizedFolder(settings.authorized).keys()
     names = {fingerprint(key): name for name, key in keys.items()}
     nodes: dict[str, RegisteredNode] = {}
@@ -255,7 +257,7 @@ def census(settings: ServerSettings) -> tuple[list[ClientStatus], list[str]]:
         with control_port(settings) as control:
             nodes = {node.key_sha256: node for node in control.nodes()}
     except RunError as error:
-        problems.append(f"Only what the folder says: {error}")
+        problems.append(f"Only clients of the folder are listed: {error}")
     clients = [
         ClientStatus(name, AUTHORIZED, key, None)
         for key, name in names.items()

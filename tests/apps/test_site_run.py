@@ -118,7 +118,7 @@ def test_who_comes_late_gets_the_model_as_an_unseen_client(
     serial: RunFolder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sites, "LATE_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sites, "LATE_CHECK_EVERY_S", 0.05)
     grid = three(files)
     first = lead(grid, experiment(), tmp_path / "run")
     weights = weights_of(first)
@@ -140,7 +140,7 @@ def test_who_was_away_in_the_distribution_gets_the_model_later(
     serial: RunFolder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sites, "LATE_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sites, "LATE_CHECK_EVERY_S", 0.05)
     grid = three(files)
 
     class GoneAfterTraining(Observer):

@@ -176,7 +176,7 @@ def test_a_file_of_reports_keeps_them(tmp_path: Path) -> None:
 def test_what_cannot_be_true_is_not_taken(found: dict[str, Any]) -> None:
     asked = ["auroc", "macro_f1"]
     assert result_problem(RESULTS[0], asked) is None
-    assert "not asked for" in str(result_problem(RESULTS[0], ["auroc"]))
+    assert "not requested" in str(result_problem(RESULTS[0], ["auroc"]))
     wrong = dataclasses.replace(evaluation(0, 0.5), metrics=found)
     assert evaluation_problem(wrong, metrics=asked)
 

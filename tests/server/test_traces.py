@@ -233,7 +233,10 @@ def test_no_pickle_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"speed_spread": 3.0}, r"speed_spread: found 3\.0 beside a file that says"),
+        (
+            {"speed_spread": 3.0},
+            r"speed_spread: found 3\.0 beside a file that specifies",
+        ),
         ({"link_spread": 3.0}, r"link_spread: found 3\.0"),
         ({"available": 0.5, "availability_trace": "behaviour.json"}, "available: f"),
         ({"availability_trace": "capacity.json"}, "found a file without them; give it"),
