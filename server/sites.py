@@ -139,7 +139,10 @@ class Directory:
             return f"{title} is refused: {objection}"
         other = self.node_of(introduction.name)
         if other is not None:
-            return f"{title} is refused: the name is taken by node {other}, which is connected"
+            return (
+                f"{title} is refused: the name is taken by node {other}, which is "
+                "connected"
+            )
         if introduction.remark:
             log.warning("client %s: %s", introduction.name, introduction.remark)
         fixed = roster[str(node)].num_train if roster else None
