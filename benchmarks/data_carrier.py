@@ -46,7 +46,7 @@ FORMATS = ("image_folder", "csv", "parquet", "json", "memory_map")
 
 
 @dataclass(frozen=True)
-class Reading:
+class CarrierReading:
     """One reading of a data set in a fresh process."""
 
     import_seconds: float
@@ -204,7 +204,7 @@ READERS: Mapping[str, Mapping[str, Reader]] = {
 }
 
 
-def read_here(carrier: str, data_format: str, folder: Path) -> Reading:
+def read_here(carrier: str, data_format: str, folder: Path) -> CarrierReading:
     """Read twice in this process."""
 
     def load_packages() -> None:
@@ -225,12 +225,12 @@ def read_here(carrier: str, data_format: str, folder: Path) -> Reading:
     digest = hashlib.sha256()
     for array in arrays[-1]:
         digest.update(np.ascontiguousarray(array).data)
-    return Reading(
+    return CarrierReading(
         import_seconds, seconds, again_seconds, peak_megabytes(), digest.hexdigest()
     )
 
 
-def read_in_process(carrier: str, data_format: str, folder: Path) -> Reading:
+def read_in_process(carrier: str, data_format: str, folder: Path) -> CarrierReading:
     """Read in a fresh process with empty caches."""
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         ended = subprocess.run(
@@ -247,13 +247,13 @@ def read_in_process(carrier: str, data_format: str, folder: Path) -> Reading:
                 "HF_HUB_OFFLINE": "1",
             },
         )
-    return Reading(**json.loads(ended.stdout))
+    return CarrierReading(**json.loads(ended.stdout))
 
 
 def measure(data_format: str, folder: Path, repetitions: int) -> Measurement:
     """Compare both readers of one format; the first turn only warms up."""
-    our_readings: list[Reading] = []
-    their_readings: list[Reading] = []
+    our_readings: list[CarrierReading] = []
+    their_readings: list[CarrierReading] = []
     for number in range(repetitions + 1):
         say(f"data_carrier: {data_format}, repetition {number} of {repetitions}")
         our_readings.append(read_in_process("ours", data_format, folder))

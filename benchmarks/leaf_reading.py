@@ -65,7 +65,7 @@ def _image_texts(generator: np.random.Generator) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LeafReading:
     """Seconds of reading a file, and peak memory of the process."""
 
     seconds: float  # without imports
@@ -74,7 +74,7 @@ class Reading:
     end: float
 
 
-def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
+def reading_of(file: Path, cache: Path, *, is_plain: bool) -> LeafReading:
     """Read in a fresh process, with our reader or with Python's `json`.
 
     The file must be alone in its folder, and the cache folder must not exist.
@@ -86,10 +86,10 @@ def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
         check=True,
         env={**os.environ, "KNNPER_CACHE": str(cache)},
     )
-    return Reading(**json.loads(ended.stdout))
+    return LeafReading(**json.loads(ended.stdout))
 
 
-def ours_here(file: Path) -> Reading:
+def ours_here(file: Path) -> LeafReading:
     """Split the file into arrays on disk, like a run."""
     from knnper.data.leaf import LeafSettings
 
@@ -97,16 +97,18 @@ def ours_here(file: Path) -> Reading:
     return _measured(lambda: settings.load())
 
 
-def plain_here(file: Path) -> Reading:
+def plain_here(file: Path) -> LeafReading:
     """Load the file with `json`."""
     with file.open(encoding="utf-8") as opened:
         return _measured(lambda: json.load(opened))
 
 
-def _measured(read: Callable[[], object]) -> Reading:
+def _measured(read: Callable[[], object]) -> LeafReading:
     before, computed = peak_megabytes(), time.process_time()
     seconds = seconds_of(read)
-    return Reading(seconds, time.process_time() - computed, before, peak_megabytes())
+    return LeafReading(
+        seconds, time.process_time() - computed, before, peak_megabytes()
+    )
 
 
 def measure(
@@ -118,8 +120,8 @@ def measure(
         say("leaf_reading: writing the file")
         file = folder / "all_data" / "all_data_0.json"
         write_leaf_file(file, num_users, num_samples)
-        our_readings: list[Reading] = []
-        plain: list[Reading] = []
+        our_readings: list[LeafReading] = []
+        plain: list[LeafReading] = []
         for number in range(repetitions):
             say(f"leaf_reading: repetition {number + 1} of {repetitions}")
             cache = folder / f"cache-{number}"
@@ -158,9 +160,9 @@ def measure(
 
 def _compared(
     name: str,
-    figure: Callable[[Reading], float],
-    our_readings: Sequence[Reading],
-    plain: Sequence[Reading],
+    figure: Callable[[LeafReading], float],
+    our_readings: Sequence[LeafReading],
+    plain: Sequence[LeafReading],
     details: dict[str, object],
 ) -> Measurement:
     values, baselines = (
@@ -173,9 +175,9 @@ def _compared(
 
 
 def _beside(
-    figure: Callable[[Reading], float],
-    our_readings: Sequence[Reading],
-    plain: Sequence[Reading],
+    figure: Callable[[LeafReading], float],
+    our_readings: Sequence[LeafReading],
+    plain: Sequence[LeafReading],
 ) -> dict[str, float]:
     """Return the medians of an additional figure."""
     both = {"ours": our_readings, "baseline": plain}

@@ -86,7 +86,7 @@ class NotInstalledError(Exception):
     """Raised with the reason why a peer cannot be installed."""
 
 
-class Running(contextlib.ExitStack):
+class RunningContender(contextlib.ExitStack):
     """The processes of a contender, which make rounds on request.
 
     The folder contains the task and receives the logs. A round must have ``num_steps``
@@ -327,11 +327,11 @@ def measure(
         num_steps = task.cohort_size * task.steps_per_client
         # If all clients take part with one step each, there are no random choices.
         is_fixed = num_steps == len(task.clients)
-        running: dict[str, Running] = {}
+        running: dict[str, RunningContender] = {}
         models: dict[str, dict[str, Tensor]] = {}
         for name, python in pythons.items():
             say(f"peers: {title}: {name} starts")
-            contender = Running(name, python, Path(folder), num_steps)
+            contender = RunningContender(name, python, Path(folder), num_steps)
             running[name] = stack.enter_context(contender)
             contender.make_round()
             models[name] = contender.model()

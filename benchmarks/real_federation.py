@@ -61,7 +61,7 @@ class RealFederation:
 
 
 @dataclass
-class Running:
+class ProcessGroup:
     """Processes that end with the ``with`` block."""
 
     log: Path
@@ -107,7 +107,7 @@ def new_federation(num_clients: int) -> Iterator[RealFederation]:
 
 
 @contextlib.contextmanager
-def serving(federation: RealFederation) -> Iterator[Running]:
+def serving(federation: RealFederation) -> Iterator[ProcessGroup]:
     """Start ``knnper fed server``."""
     with _running(federation) as running:
         server_file = federation.folder.server_file
@@ -159,8 +159,8 @@ def stock(federation: RealFederation) -> Iterator[Callable[[str, int], list[floa
 
 
 @contextlib.contextmanager
-def _running(federation: RealFederation) -> Iterator[Running]:
-    running = Running(federation.folder.path / "log")
+def _running(federation: RealFederation) -> Iterator[ProcessGroup]:
+    running = ProcessGroup(federation.folder.path / "log")
     try:
         yield running
     finally:

@@ -201,7 +201,7 @@ def _swept(line: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Point:
+class PointRow:
     """A row of a file of points: one run."""
 
     name: str  # of the method or the variant
@@ -215,21 +215,21 @@ class Point:
         return float(text) if text else None
 
 
-def read_points(path: Path) -> list[Point]:
+def read_points(path: Path) -> list[PointRow]:
     """Read the runs in a file of points."""
     with path.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     if "variant" not in lines[0]:
-        return [Point(line["row"], line["seed"], {}, line) for line in lines]
+        return [PointRow(line["row"], line["seed"], {}, line) for line in lines]
     points = []
     for line in lines:
         figures, varied = _swept(line)
-        points.append(Point(line["variant"], line["seed"], varied, figures))
+        points.append(PointRow(line["variant"], line["seed"], varied, figures))
     return points
 
 
 def differences(
-    points: Sequence[Point], first: str, second: str, column: str
+    points: Sequence[PointRow], first: str, second: str, column: str
 ) -> list[tuple[Mapping[str, Any], Estimate]]:
     """Return ``first`` minus ``second``, seed by seed, for each varied value."""
     values_of: dict[str, tuple[Mapping[str, Any], list[float | None]]] = {}

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from knnper import DataError, DataFormat, Dataset, PositiveInt
 from knnper.data.cache import (
-    Contents,
+    CentralSplit,
+    DatasetContents,
     EntryWriter,
-    Split,
     cached_dataset,
     state_of_files,
 )
@@ -42,7 +42,7 @@ from knnper.data.leaf_files import WINDOW, User
 Files = Mapping[str, bytes]
 """Contents of files by the last parts of their paths, sorted."""
 
-_SPLITS: tuple[Split, ...] = ("train", "test")
+_SPLITS: tuple[CentralSplit, ...] = ("train", "test")
 _DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
 
 
@@ -68,7 +68,7 @@ class ArchiveSettings(DataFormat):
         source = {key: value for key, value in asdict(self).items() if key != "path"}
         source["files"] = state_of_files(paths, place.parent)
 
-        def build(writer: EntryWriter) -> Contents:
+        def build(writer: EntryWriter) -> DatasetContents:
             advice = f"expected the archive of {self.title}, or the folder of its files"
             try:
                 files = dict(sorted(self._files(place, paths)))
@@ -87,7 +87,7 @@ class ArchiveSettings(DataFormat):
         return cached_dataset(self.name, source, build)
 
     @abstractmethod
-    def build(self, writer: EntryWriter, files: Files) -> Contents:
+    def build(self, writer: EntryWriter, files: Files) -> DatasetContents:
         """Store the content of the files; raise a `KeyError` with a missing file."""
 
     def _files(self, place: Path, paths: list[Path]) -> Iterator[tuple[str, bytes]]:
@@ -121,11 +121,11 @@ class Cifar10Jpeg(ArchiveSettings):
     summary = "CIFAR-10 as JPEG copies with slightly different pixels"
     patterns = tuple(f"{split}/*/*.jpg" for split in _SPLITS)
 
-    def build(self, writer: EntryWriter, files: Files) -> Contents:
+    def build(self, writer: EntryWriter, files: Files) -> DatasetContents:
         """Store images of shape (32, 32, 3) in ten classes."""
         class_of = {name: name.split("/")[1] for name in files}
         class_names = tuple(sorted(set(class_of.values())))
-        pictures: dict[Split, list[EncodedImage]] = {
+        pictures: dict[CentralSplit, list[EncodedImage]] = {
             split: [
                 EncodedImage(*image)
                 for image in files.items()
@@ -138,7 +138,7 @@ class Cifar10Jpeg(ArchiveSettings):
         for split, part in pictures.items():
             labels = numbered((class_of[image.name] for image in part), class_names)
             writer.put_labels(split, labels)
-        return Contents(class_names)
+        return DatasetContents(class_names)
 
 
 _TILE = 32
@@ -158,7 +158,7 @@ class Cifar100Sheets(ArchiveSettings):
     summary = "CIFAR-100, one lossless sheet of images a class"
     patterns = ("classes.csv", *(f"{split}/*.webp" for split in _SPLITS))
 
-    def build(self, writer: EntryWriter, files: Files) -> Contents:
+    def build(self, writer: EntryWriter, files: Files) -> DatasetContents:
         """Store images of shape (32, 32, 3) in 100 classes and 20 coarse classes."""
         table = csv.DictReader(files["classes.csv"].decode().splitlines())
         rows = sorted(table, key=lambda row: int(row["fine_id"]))
@@ -169,7 +169,7 @@ class Cifar100Sheets(ArchiveSettings):
             labels = np.repeat(np.arange(len(sheets)), [len(sheet) for sheet in sheets])
             writer.put_labels(split, labels)
         coarse_of = tuple(int(row["coarse_id"]) for row in rows)
-        return Contents(tuple(row["fine"] for row in rows), coarse_of)
+        return DatasetContents(tuple(row["fine"] for row in rows), coarse_of)
 
 
 def tiles(sheet: EncodedImage) -> NDArray[np.uint8]:
@@ -195,7 +195,7 @@ class WriterSettings(DividingSettings, ArchiveSettings):
 
     class_names: ClassVar[tuple[str, ...]]
 
-    def build(self, writer: EntryWriter, files: Files) -> Contents:
+    def build(self, writer: EntryWriter, files: Files) -> DatasetContents:
         """Store images of shape (28, 28, 1) by writer."""
         (name,) = self.patterns
         try:
@@ -206,7 +206,7 @@ class WriterSettings(DividingSettings, ArchiveSettings):
                 f"{name} cannot be read: {error}; download it again"
             ) from error
         client_names = write_parts(writer, self._parts(arrays))
-        return Contents(self.class_names, client_names=client_names)
+        return DatasetContents(self.class_names, client_names=client_names)
 
     def flags(self, arrays: Arrays) -> Array | None:  # noqa: ARG002
         """Return 1 for each test image and 0 for others; None without a given split."""
@@ -293,10 +293,10 @@ class ShakespeareByRole(ArchiveSettings):
 
     stride: PositiveInt = 1
 
-    def build(self, writer: EntryWriter, files: Files) -> Contents:
+    def build(self, writer: EntryWriter, files: Files) -> DatasetContents:
         """Store windows of 80 characters by role."""
         names = write_parts(writer, self._parts(files))
-        return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
+        return DatasetContents(CHARACTER_NAMES, dtype="token", client_names=names)
 
     def _parts(self, files: Files) -> Iterator[Part]:
         for path, content in files.items():

@@ -61,7 +61,7 @@ _MARKERS = "osD^vPX*"
 
 
 @dataclass(frozen=True)
-class Curve:
+class FigureCurve:
     """One line of a figure: means and standard deviations over partitions."""
 
     label: str
@@ -76,10 +76,10 @@ def curve_of(
     x: Sequence[float],
     at_each: Iterable[Sequence[float]],
     details: Mapping[str, Sequence[float]] | None = None,
-) -> Curve:
+) -> FigureCurve:
     """Build a curve from the values at each place."""
     samples = list(at_each)
-    return Curve(
+    return FigureCurve(
         label,
         tuple(x),
         tuple(map(statistics.fmean, samples)),
@@ -95,12 +95,12 @@ def curve_over(
     x: Sequence[float],
     runs: Sequence[Sequence[float]],
     details: Mapping[str, Sequence[float]] | None = None,
-) -> Curve:
+) -> FigureCurve:
     """Build a curve from values of shape (runs, x)."""
     return curve_of(label, x, zip(*runs, strict=True), details)
 
 
-def curve_rows(curves: Sequence[Curve]) -> Iterator[tuple[object, ...]]:
+def curve_rows(curves: Sequence[FigureCurve]) -> Iterator[tuple[object, ...]]:
     """Yield label, place, mean, standard deviation and details of each point."""
     for curve in curves:
         details = curve.details.values()
@@ -114,7 +114,7 @@ def curve_rows(curves: Sequence[Curve]) -> Iterator[tuple[object, ...]]:
         )
 
 
-def plot_curves(axes: Axes, curves: Sequence[Curve]) -> None:
+def plot_curves(axes: Axes, curves: Sequence[FigureCurve]) -> None:
     """Draw each curve with error bars of one standard deviation."""
     for number, curve in enumerate(curves):
         axes.errorbar(

@@ -38,7 +38,7 @@ AXES = {
 
 
 @dataclass(frozen=True)
-class Clients:
+class ClientGains:
     """The clients of a run, one array entry each."""
 
     size: Floats
@@ -53,7 +53,7 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Group:
+class GainGroup:
     """A group of clients with similar values on one axis."""
 
     comparison: str
@@ -62,7 +62,7 @@ class Group:
     gain: Estimate
 
 
-def clients_in(run: Path) -> Clients:
+def clients_in(run: Path) -> ClientGains:
     """Read the clients of a finished run."""
     counts = read_label_counts(run)
     if counts is None:
@@ -84,10 +84,10 @@ def clients_in(run: Path) -> Clients:
     of_global = tested["accuracy_global"].to_numpy()
     gain = tested["accuracy"].to_numpy() - of_global
     weight = tested["num_test"].to_numpy().astype(np.float64)
-    return Clients(sizes[places], skews[places], of_global, gain, weight)
+    return ClientGains(sizes[places], skews[places], of_global, gain, weight)
 
 
-def groups_of(title: str, runs: Sequence[Clients]) -> Iterator[Group]:
+def groups_of(title: str, runs: Sequence[ClientGains]) -> Iterator[GainGroup]:
     """Yield the groups of a comparison, over runs with different seeds."""
     for axis in AXES:
         everyone = np.concatenate([run.along(axis) for run in runs])
@@ -107,12 +107,12 @@ def groups_of(title: str, runs: Sequence[Clients]) -> Iterator[Group]:
                 float(np.average(run.gain[inside], weights=run.weight[inside]))
                 for run, inside in members_of
             ]
-            yield Group(title, axis, float(place.mean()), estimate(gains))
+            yield GainGroup(title, axis, float(place.mean()), estimate(gains))
 
 
-def read_gains(files: Sequence[Path], folder: Path, row: str) -> list[Group]:
+def read_gains(files: Sequence[Path], folder: Path, row: str) -> list[GainGroup]:
     """Read the groups of comparisons finished in ``folder``/NAME_OF_FILE."""
-    groups = list[Group]()
+    groups = list[GainGroup]()
     for path in files:
         plan = read_comparison(path)
         points = run_batch(plan, folder / path.stem, 1, lambda _: None)
@@ -123,7 +123,7 @@ def read_gains(files: Sequence[Path], folder: Path, row: str) -> list[Group]:
     return groups
 
 
-def draw(groups: Sequence[Group]) -> Figure:
+def draw(groups: Sequence[GainGroup]) -> Figure:
     """Draw the gains against each axis."""
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(AXES), sharey=True)
@@ -155,7 +155,7 @@ def draw(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def write_gains(groups: Sequence[Group], output: Path) -> Table:
+def write_gains(groups: Sequence[GainGroup], output: Path) -> Table:
     """Write ``gains`` as .csv and pictures; return the table."""
     output.mkdir(parents=True, exist_ok=True)
     rows = [

@@ -126,7 +126,7 @@ def time_table(
 
 
 @dataclass(frozen=True)
-class Group:
+class SpeedGroup:
     """A fifth of the training clients, over the seeds."""
 
     row: str
@@ -137,14 +137,14 @@ class Group:
     of_global: Estimate
 
 
-def groups_of(title: str, runs: Sequence[TimedRun]) -> list[Group]:
+def groups_of(title: str, runs: Sequence[TimedRun]) -> list[SpeedGroup]:
     """Divide the training clients of a row into fifths by speed."""
     groups = []
     for number, parts in enumerate(
         zip(*(run.fifths() for run in runs), strict=True), 1
     ):
         groups.append(
-            Group(
+            SpeedGroup(
                 title,
                 number,
                 estimate([part["num_rounds"].fillna(0).mean() for part in parts]),
@@ -167,7 +167,7 @@ def weighted(clients: pd.DataFrame, figure: str) -> float:
     return float(np.average(clients[figure], weights=clients["num_test"]))
 
 
-def group_table(groups: Sequence[Group]) -> Table:
+def group_table(groups: Sequence[SpeedGroup]) -> Table:
     """Build the table of fast and slow clients."""
     cells = [["method", "fifth", "rounds", "staleness", "global model", "served"]]
     cells += [

@@ -54,8 +54,8 @@ from knnper.simulation.reports.table import Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.task import evaluate
 from papers.figures import (
-    Curve,
     Drawing,
+    FigureCurve,
     FigureFolder,
     PartRecord,
     correlation,
@@ -258,7 +258,7 @@ def _joined(parts: list[Integers]) -> Integers:
 
 
 @dataclass(frozen=True, eq=False)
-class Service:
+class NewClientService:
     """Serving of new clients with a memory of all their images."""
 
     head: Apply  # embeddings (n, p) -> probabilities of the global model (n, c)
@@ -266,7 +266,7 @@ class Service:
     validation_fraction: float  # fraction of images on which a client chooses λ, [0, 1)
 
     @classmethod
-    def of(cls, model: TrainedModel) -> "Service":
+    def of(cls, model: TrainedModel) -> "NewClientService":
         """Build the service with the settings of a run."""
         partition = model.experiment.partition.settings
         fraction = 0.2
@@ -331,7 +331,7 @@ class Population:
     """New clients and the measurements of them."""
 
     clients: Sequence[NewClient]
-    service: Service
+    service: NewClientService
     settings: MemorySettings
 
     @property
@@ -401,7 +401,7 @@ class Panel:
     x_label: str
     columns: tuple[str, str, str]  # of the table: label of lines, and the two axes
     measure: Callable[[Population], PartRecord]
-    curves: Callable[[Records, MemorySettings], Sequence[Curve]]
+    curves: Callable[[Records, MemorySettings], Sequence[FigureCurve]]
     # From the run's α to the values of α of the figure.
     alphas: Callable[[float, MemorySettings], Sequence[float]] = lambda alpha, _: (
         alpha,
@@ -418,7 +418,7 @@ def _only(records: Records) -> Sequence[PartRecord]:
 
 def _curve_of_points(
     label: str, places: Sequence[float], runs: Sequence[Sequence[PartRecord]]
-) -> Curve:
+) -> FigureCurve:
     """Return the curves of several populations, from the points of `at_sizes`."""
 
     def columns(name: str) -> list[list[float]]:
@@ -431,7 +431,9 @@ def _curve_of_points(
     return curve_of(label, places, columns("accuracy"), details)
 
 
-def _curves_by_weight(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+def _curves_by_weight(
+    records: Records, settings: MemorySettings
+) -> Sequence[FigureCurve]:
     """Return the curves of records ``{label: accuracy by λ}``."""
     records_of_part = _only(records)
     weights = knn_weight_grid(settings.knn_weights)
@@ -448,7 +450,9 @@ def _capacity_points(population: Population) -> PartRecord:
     return {"points": [population.at_capacity(capacity) for capacity in capacities]}
 
 
-def _capacity_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+def _capacity_curves(
+    records: Records, settings: MemorySettings
+) -> Sequence[FigureCurve]:
     places = settings.capacities
     return [
         _curve_of_points(
@@ -489,7 +493,9 @@ def _by_neighbors(population: Population) -> PartRecord:
     }
 
 
-def _neighbors_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+def _neighbors_curves(
+    records: Records, settings: MemorySettings
+) -> Sequence[FigureCurve]:
     places = sorted(set(settings.num_neighbors))
     return [
         curve_over(label, places, [record[name] for record in _only(records)])
@@ -520,7 +526,9 @@ def _weak_and_strong(population: Population) -> PartRecord:
     return dict(zip(_GROUPS, (weaks, strongs, both), strict=True))
 
 
-def _hardware_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+def _hardware_curves(
+    records: Records, settings: MemorySettings
+) -> Sequence[FigureCurve]:
     return [
         _curve_of_points(
             label, settings.imbalances, [record[group] for record in _only(records)]
@@ -575,7 +583,7 @@ _WEIGHT_LINES = {
 }
 
 
-def _best_weight_curves(records: Records, _: MemorySettings) -> Sequence[Curve]:
+def _best_weight_curves(records: Records, _: MemorySettings) -> Sequence[FigureCurve]:
     records_of_part = _only(records)
     weights, runs = (
         records_of_part[0]["weights"],
@@ -724,7 +732,7 @@ def _measure(
     # All figures use the same populations, so that they are comparable.
     key = RandomKey(settings.seed).child("memory", "deal", number, f"{alpha:g}")
     clients = images.partition(settings.clients or 1, alpha, key)
-    population = Population(clients, Service.of(images.model), settings)
+    population = Population(clients, NewClientService.of(images.model), settings)
     return {
         "alpha": alpha,
         "num_test": len(images.test),
@@ -770,7 +778,9 @@ _LONG_LABEL = 20  # characters; longer labels are put on separate lines
 
 
 @styled
-def _picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> Figure:
+def _picture(
+    panel: Panel, curves: Sequence[FigureCurve], global_accuracy: float
+) -> Figure:
     """Draw the curves of a figure and the global model's accuracy."""
     figure = Figure(figsize=(6.4, 5.0), layout="constrained")
     axes = figure.add_subplot()

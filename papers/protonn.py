@@ -171,7 +171,7 @@ def _store_fit(knn: KnnSettings) -> Fit:
 
 
 @dataclass(frozen=True)
-class Point:
+class ProtoNNPoint:
     """Result over all clients at one point of the figure."""
 
     projection_dim: int | None
@@ -184,7 +184,7 @@ class Point:
 
 def points_of(
     records: Sequence[PartRecord], cells: Sequence[ProtoNNSettings]
-) -> tuple[list[Point], float]:
+) -> tuple[list[ProtoNNPoint], float]:
     """Return the points, with kNN-Per last, and the accuracy of the global model."""
     num_test = sum(record["num_test"] for record in records)
     num_validation = sum(record["num_validation"] for record in records)
@@ -195,9 +195,9 @@ def points_of(
 
     def point(
         cell: ProtoNNSettings | None, measured: Sequence[Sequence[float]]
-    ) -> Point:
+    ) -> ProtoNNPoint:
         correct, right, weights, sizes = map(sum, zip(*measured, strict=True))
-        return Point(
+        return ProtoNNPoint(
             cell.projection_dim if cell else None,
             cell.capacity if cell else None,
             accuracy=correct / num_test,
@@ -239,7 +239,7 @@ def draw_protonn(
 
     records = folder.finish(parts, compress)
     points, global_accuracy = points_of(records, cells)
-    header = list(Point.__dataclass_fields__)
+    header = list(ProtoNNPoint.__dataclass_fields__)
     return [
         Drawing(
             "protonn",
@@ -254,7 +254,7 @@ def draw_protonn(
     ]
 
 
-def _table(points: Sequence[Point], global_accuracy: float) -> Table:
+def _table(points: Sequence[ProtoNNPoint], global_accuracy: float) -> Table:
     rows = [
         (
             str(point.projection_dim or "kNN-Per"),
@@ -270,7 +270,7 @@ def _table(points: Sequence[Point], global_accuracy: float) -> Table:
 
 @styled
 def _picture(
-    points: Sequence[Point], global_accuracy: float, num_clients: int
+    points: Sequence[ProtoNNPoint], global_accuracy: float, num_clients: int
 ) -> Figure:
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     axes, (*cells, store) = figure.add_subplot(), points

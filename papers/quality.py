@@ -36,8 +36,8 @@ from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.records import ModelState
 from knnper.strategies.core.training import local_sgd, steps_per_epoch
 from papers.figures import (
-    Curve,
     Drawing,
+    FigureCurve,
     FigureFolder,
     PartRecord,
     correlation,
@@ -45,7 +45,7 @@ from papers.figures import (
     curve_rows,
     plot_curves,
 )
-from papers.memory import MemorySettings, Population, Service, UnseenImages
+from papers.memory import MemorySettings, NewClientService, Population, UnseenImages
 
 _SOME = Field(min_length=1)
 _EPOCHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -77,7 +77,7 @@ def measure(
     model: TrainedModel, settings: QualitySettings, key: RandomKey
 ) -> PartRecord:
     """Measure new clients with a global model."""
-    images, service = UnseenImages(model), Service.of(model)
+    images, service = UnseenImages(model), NewClientService.of(model)
     num_clients = settings.clients or images.num_clients
 
     def accuracies(alpha: float, number: int) -> Mapping[str, float]:
@@ -164,7 +164,7 @@ KINDS: Mapping[str, str] = {
     "mixed": "λ chosen by each client (Figure 13)",
 }
 
-Curves = Mapping[str, Sequence[Curve]]
+Curves = Mapping[str, Sequence[FigureCurve]]
 
 
 def draw_quality(
@@ -210,7 +210,7 @@ def draw_quality(
     ]
 
 
-def _curve(records: Sequence[PartRecord], alpha: float, kind: str) -> Curve:
+def _curve(records: Sequence[PartRecord], alpha: float, kind: str) -> FigureCurve:
     by_model = [record["deals"][f"{alpha:g}"] for record in records]
     return curve_over(
         f"{alpha:g}",
@@ -220,7 +220,7 @@ def _curve(records: Sequence[PartRecord], alpha: float, kind: str) -> Curve:
     )
 
 
-def _table(title: str, lines: Sequence[Curve]) -> Table:
+def _table(title: str, lines: Sequence[FigureCurve]) -> Table:
     epochs, accuracy = lines[0].details["epochs"], lines[0].x
     order = sorted(range(len(epochs)), key=epochs.__getitem__)
     named = {"global model": accuracy, **{line.label: line.mean for line in lines}}

@@ -74,8 +74,8 @@ class ThreeApproachesSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """Candidate settings; the best on validation data is chosen."""
+class CandidateSettings:
+    """CandidateSettings settings; the best on validation data is chosen."""
 
     trained: Sections
     served: Sections
@@ -87,10 +87,12 @@ def _of_rates(
     section: str,
     settings: Mapping[str, Any],
     key: str = "learning_rate",
-) -> tuple[Candidate, ...]:
+) -> tuple[CandidateSettings, ...]:
     """Return a candidate for each learning rate, set under ``key`` of a section."""
     return tuple(
-        Candidate(trained, {section: {**settings, key: rate}}, {"learning_rate": rate})
+        CandidateSettings(
+            trained, {section: {**settings, key: rate}}, {"learning_rate": rate}
+        )
         for rate in RATES
     )
 
@@ -109,11 +111,11 @@ HYPCLUSTER = "HypCluster (4)"
 
 def hypcluster(
     num_clusters: int, starts: Iterable[int], rates: Iterable[float] = TOGETHER
-) -> tuple[Candidate, ...]:
+) -> tuple[CandidateSettings, ...]:
     """Return candidates of HypCluster with several seeds and learning rates."""
     method = {"name": "hypcluster", "num_clusters": num_clusters}
     return tuple(
-        Candidate(
+        CandidateSettings(
             {
                 "method": method,
                 "training": {"learning_rate": rate},
@@ -128,9 +130,9 @@ def hypcluster(
 
 
 # By title, without HypCluster, since its starts depend on the seed.
-APPROACHES: Mapping[str, tuple[Candidate, ...]] = {
+APPROACHES: Mapping[str, tuple[CandidateSettings, ...]] = {
     "Global (FedAvg)": tuple(
-        Candidate(
+        CandidateSettings(
             {**_FEDAVG, "training": {"learning_rate": rate}},
             {},
             {"learning_rate": rate},
@@ -192,7 +194,7 @@ class Measurements:
         self._base = _base(settings, seed, num_samples)
         self._trained: dict[str, Any] = {}
 
-    def measure(self, candidates: Sequence[Candidate]) -> PartRecord:
+    def measure(self, candidates: Sequence[CandidateSettings]) -> PartRecord:
         """Choose the best candidate on validation data and measure its test loss."""
         tried = [
             (self._bench(candidate.trained, candidate.served), candidate)

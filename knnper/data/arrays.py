@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import (
-    Contents,
+    CentralSplit,
+    DatasetContents,
     EntryWriter,
     Source,
     cached_dataset,
     state_of_files,
 )
-from knnper.data.cache import Split as CentralSplit
 from knnper.data.dividing import (
     SPLITS,
     Split,
@@ -325,7 +325,7 @@ class NpzFileSettings(DataFormat):
             self.name, source, lambda writer: self._write(writer, path)
         )
 
-    def _write(self, writer: EntryWriter, path: Path) -> Contents:
+    def _write(self, writer: EntryWriter, path: Path) -> DatasetContents:
         arrays = read_arrays(path)
         dataset = build_dataset(arrays, str(path), self.test_fraction, self.seed)
         splits: tuple[tuple[CentralSplit, LabelledArrays], ...] = (
@@ -337,7 +337,7 @@ class NpzFileSettings(DataFormat):
             writer.put_labels(split, part.labels)
             if part.client_ids is not None:
                 writer.put_client_ids(split, part.client_ids)
-        return Contents(
+        return DatasetContents(
             dataset.class_names,
             dtype=dataset.spec.dtype,
             client_names=dataset.client_names,

@@ -31,7 +31,7 @@ from knnper.reasons import Code, SafeReason
 
 FORMAT_VERSION = 2
 _ROWS_AT_ONCE = 1000
-Split: TypeAlias = Literal["train", "test"]
+CentralSplit: TypeAlias = Literal["train", "test"]
 _MANIFEST = "manifest.json"
 _Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
 T = TypeVar("T")
@@ -39,7 +39,7 @@ Source: TypeAlias = Mapping[str, str | int | float | None]
 
 
 @dataclass(frozen=True)
-class Contents:
+class DatasetContents:
     """Description of a data set, beside its arrays."""
 
     class_names: tuple[str, ...]  # by label
@@ -53,7 +53,7 @@ class Contents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(Contents):
+class Manifest(DatasetContents):
     """Content of ``manifest.json``; ``shapes`` names every array of the entry."""
 
     format_version: int
@@ -72,7 +72,7 @@ class EntryWriter:
         self._grown: dict[str, RowFile] = {}
 
     def new_images(
-        self, split: Split, shape: tuple[int, ...], dtype: Any = np.uint8
+        self, split: CentralSplit, shape: tuple[int, ...], dtype: Any = np.uint8
     ) -> NDArray[Any]:
         """Create a zeroed array on disk, (n, height, width, channels), to decode into.
 
@@ -83,11 +83,11 @@ class EntryWriter:
         self._require_room(math.prod(shape) * np.dtype(dtype).itemsize)
         return self._new_array(f"{split}_images", shape, np.dtype(dtype))
 
-    def put_images(self, split: Split, images: NDArray[Any]) -> None:
+    def put_images(self, split: CentralSplit, images: NDArray[Any]) -> None:
         """Store images of a stored type, shape (n, height, width, channels)."""
         self.new_images(split, images.shape, images.dtype)[...] = images
 
-    def drop(self, split: Split, rows: Collection[int]) -> None:
+    def drop(self, split: CentralSplit, rows: Collection[int]) -> None:
         """Remove rows from all arrays of a split after they were written."""
         for name in [name for name in self._mapped if name.startswith(f"{split}_")]:
             old = self._mapped.pop(name)
@@ -100,21 +100,21 @@ class EntryWriter:
                 some = slice(start, start + _ROWS_AT_ONCE)
                 new[some] = old[remaining[some]]
 
-    def put_labels(self, split: Split, labels: _Integers) -> None:
+    def put_labels(self, split: CentralSplit, labels: _Integers) -> None:
         """Store the labels of a split, one per image."""
         self._put_integers(f"{split}_labels", labels)
 
-    def put_client_ids(self, split: Split, client_ids: _Integers) -> None:
+    def put_client_ids(self, split: CentralSplit, client_ids: _Integers) -> None:
         """Store the client id of each image of a split."""
         self._put_integers(f"{split}_client_ids", client_ids)
 
-    def put_domain_ids(self, split: Split, domain_ids: _Integers) -> None:
+    def put_domain_ids(self, split: CentralSplit, domain_ids: _Integers) -> None:
         """Store the domain id of each image of a split."""
         self._put_integers(f"{split}_domain_ids", domain_ids)
 
     def append_of_client(
         self,
-        split: Split,
+        split: CentralSplit,
         images: NDArray[np.uint8],
         labels: NDArray[np.int64],
         client_id: int,
@@ -130,7 +130,7 @@ class EntryWriter:
                 self._grown[name] = RowFile(file, rows.shape[1:], rows.dtype)
             self._grown[name].append(rows)
 
-    def seal(self, name: str, contents: Contents) -> None:
+    def seal(self, name: str, contents: DatasetContents) -> None:
         """Write the manifest and flush all files to disk."""
         for array in self._mapped.values():
             array.flush()
@@ -221,7 +221,9 @@ def map_array(
     return array
 
 
-def _split_arrays(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
+def _split_arrays(
+    split: CentralSplit, arrays: dict[str, NDArray[Any]]
+) -> LabelledArrays:
     return LabelledArrays(
         images=arrays[f"{split}_images"],
         labels=arrays[f"{split}_labels"],
@@ -267,7 +269,7 @@ class UnwritableCacheError(Exception):
     """Raised if the folder of the cache cannot be written."""
 
 
-Build: TypeAlias = Callable[[EntryWriter], Contents]
+Build: TypeAlias = Callable[[EntryWriter], DatasetContents]
 
 
 def cache_root() -> Path:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import (
-    Contents,
+    CentralSplit,
+    DatasetContents,
     EntryWriter,
-    Split,
     cached_dataset,
     state_of_files,
 )
@@ -204,7 +204,7 @@ class ColumnSettings(ImageSettings):
             client_names=parts.owners,
         )
 
-    def _write_texts(self, writer: EntryWriter) -> Contents:
+    def _write_texts(self, writer: EntryWriter) -> DatasetContents:
         parts = self._parts()
         tokenizer = open_tokenizer(self._tokenizer_folder(), self.max_tokens)
         for split, part in parts.splits():
@@ -213,11 +213,11 @@ class ColumnSettings(ImageSettings):
             writer.put_images(split, tokenizer(some, str(part.table.path)))
         _write_labels(writer, parts)
         names, vocabulary = parts.class_names, tokenizer.vocabulary
-        return Contents(
+        return DatasetContents(
             names, dtype="ids", vocabulary=vocabulary, client_names=parts.owners
         )
 
-    def _write_images(self, writer: EntryWriter) -> Contents:
+    def _write_images(self, writer: EntryWriter) -> DatasetContents:
         parts = self._parts()
         files = {
             split: PictureColumn(part.table, str(self.image), self.folder(), part.rows)
@@ -228,9 +228,9 @@ class ColumnSettings(ImageSettings):
             if is_any_type(column.type, ("string", "large_string")):
                 require_paths(part.table, str(self.image), column.to_pylist())
 
-        def describe(writer: EntryWriter) -> Contents:
+        def describe(writer: EntryWriter) -> DatasetContents:
             _write_labels(writer, parts)
-            return Contents(parts.class_names, client_names=parts.owners)
+            return DatasetContents(parts.class_names, client_names=parts.owners)
 
         return self.write_entry(writer, files, describe)
 
@@ -310,7 +310,7 @@ class _Parts:
     class_names: tuple[str, ...]
     owners: tuple[str, ...]
 
-    def splits(self) -> tuple[tuple[Split, _Rows], ...]:
+    def splits(self) -> tuple[tuple[CentralSplit, _Rows], ...]:
         """Return both splits with their names."""
         return ("train", self.train), ("test", self.test)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
 from knnper.data.dividing import mark_balanced
 from knnper.data.examples import DataFormat, Dataset
 from knnper.experiment import NonNegativeInt
@@ -37,7 +37,7 @@ class DigitsSettings(DataFormat):
         test data. Values from 0 to 16 are scaled to 0 to 255.
         """
 
-        def build(writer: EntryWriter) -> Contents:
+        def build(writer: EntryWriter) -> DatasetContents:
             images, labels = digit_images()
             is_test = np.zeros(len(labels), dtype=bool)
             for label in range(10):
@@ -47,7 +47,7 @@ class DigitsSettings(DataFormat):
             for split, chosen in _by_split(is_test):
                 writer.put_images(split, images[chosen])
                 writer.put_labels(split, labels[chosen])
-            return Contents(CLASS_NAMES)
+            return DatasetContents(CLASS_NAMES)
 
         source = {"test_fraction": TEST_FRACTION, "seed": _SPLIT_KEY.seed}
         return cached_dataset("digits", source, build)
@@ -65,7 +65,7 @@ def digit_images() -> tuple[Images, Integers]:
 
 def _by_split(
     is_test: NDArray[np.bool_],
-) -> tuple[tuple[Split, NDArray[np.bool_]], ...]:
+) -> tuple[tuple[CentralSplit, NDArray[np.bool_]], ...]:
     return ("train", ~is_test), ("test", is_test)
 
 
@@ -96,7 +96,7 @@ class DigitDomainsSettings(DataFormat):
         with the same number of images of each class.
         """
 
-        def build(writer: EntryWriter) -> Contents:
+        def build(writer: EntryWriter) -> DatasetContents:
             images, labels = digit_images()
             key = RandomKey(self.seed, ("digit_domains",))
             domain_of = draw_domains(labels, key.child("domain"))
@@ -112,7 +112,7 @@ class DigitDomainsSettings(DataFormat):
                 writer.put_images(split, changed[chosen])
                 writer.put_labels(split, labels[chosen])
                 writer.put_domain_ids(split, domain_of[chosen])
-            return Contents(CLASS_NAMES, domain_names=tuple(DOMAINS))
+            return DatasetContents(CLASS_NAMES, domain_names=tuple(DOMAINS))
 
         source = {"test_fraction": self.test_fraction, "seed": self.seed}
         return cached_dataset("digit_domains", source, build)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from knnper.data.cache import Contents, EntryWriter, Source, Split
+from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, Source
 from knnper.data.class_folders import (
     ListedFile,
     digest_of_files,
@@ -86,12 +86,12 @@ class DomainFolderSettings(ImageSettings):
             "seed": self.seed,
         }
 
-        def describe(writer: EntryWriter) -> Contents:
+        def describe(writer: EntryWriter) -> DatasetContents:
             for split, part in images.items():
                 classes = (file.class_name for _, file in part)
                 writer.put_labels(split, numbered(classes, class_names))
                 writer.put_domain_ids(split, [domain for domain, _ in part])
-            return Contents(class_names, domain_names=domains)
+            return DatasetContents(class_names, domain_names=domains)
 
         paths = {
             split: [f"{root}/{file.name}" for _, file in part]
@@ -101,10 +101,13 @@ class DomainFolderSettings(ImageSettings):
 
     def _divided(
         self, files: Mapping[str, Sequence[ListedFile]]
-    ) -> dict[Split, list[tuple[int, ListedFile]]]:
+    ) -> dict[CentralSplit, list[tuple[int, ListedFile]]]:
         """Split the files of each domain; pair each file with its domain's number."""
         key = RandomKey(self.seed).child("domain test")
-        images: dict[Split, list[tuple[int, ListedFile]]] = {"train": [], "test": []}
+        images: dict[CentralSplit, list[tuple[int, ListedFile]]] = {
+            "train": [],
+            "test": [],
+        }
         for domain, (name, part) in enumerate(files.items()):
             kinds = [file.class_name for file in part]
             tested = mark_balanced(kinds, self.test_fraction, key.child(name))

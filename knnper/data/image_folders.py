@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from knnper.data.cache import Contents, EntryWriter, Source, Split
+from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, Source
 from knnper.data.class_folders import (
     ListedFile,
     digest_of_files,
@@ -22,13 +22,13 @@ from knnper.data.class_folders import (
 )
 from knnper.data.dividing import (
     SPLITS,
+    Split,
     clean_names,
     mark_by_group,
     numbered,
     require_known,
     warn_of_merged,
 )
-from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import Dataset
 from knnper.data.folders import folders_in, no_folder_reason
 from knnper.data.images import ImageFiles, ImageSettings
@@ -39,7 +39,7 @@ from knnper.experiment import NonNegativeInt, alternatives
 from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
-_SPLITS: tuple[Split, ...] = ("train", "test")
+_SPLITS: tuple[CentralSplit, ...] = ("train", "test")
 _LAYOUT = "CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE"
 _NO_SPLITS = "or set data.layout: classes if they are classes or clients"
 
@@ -107,17 +107,17 @@ class ImageFolderSettings(ImageSettings):
         owners = self._owners(files)
         names = tuple(sorted({name for part in owners.values() for name in part}))
 
-        def describe(writer: EntryWriter) -> Contents:
+        def describe(writer: EntryWriter) -> DatasetContents:
             for split, part in files.items():
                 classes = (file.class_name for file in part)
                 writer.put_labels(split, numbered(classes, class_names))
                 if names:
                     writer.put_client_ids(split, numbered(owners[split], names))
-            return Contents(class_names, client_names=names)
+            return DatasetContents(class_names, client_names=names)
 
         return self.load_images(source, paths, describe)
 
-    def _split_folders(self, root: Path) -> Mapping[SiteSplit, str]:
+    def _split_folders(self, root: Path) -> Mapping[Split, str]:
         """Return the folders of train, test and validation; empty without splits.
 
         Logs a warning about other folders beside them.
@@ -143,8 +143,8 @@ class ImageFolderSettings(ImageSettings):
         return folders
 
     def _given(
-        self, root: Path, folders: Mapping[SiteSplit, str]
-    ) -> dict[Split, list[ListedFile]]:
+        self, root: Path, folders: Mapping[Split, str]
+    ) -> dict[CentralSplit, list[ListedFile]]:
         """List the files of each split; validation files join the training files."""
         files = {
             split: files_of_users(root, folders[split], _LAYOUT) for split in _SPLITS
@@ -162,7 +162,7 @@ class ImageFolderSettings(ImageSettings):
 
     def _divided(
         self, listed: Sequence[ListedFile], root: Path
-    ) -> dict[Split, list[ListedFile]]:
+    ) -> dict[CentralSplit, list[ListedFile]]:
         """Split the files within each client, or within each class."""
         kinds = [file.class_name for file in listed]
         groups = [
@@ -170,7 +170,7 @@ class ImageFolderSettings(ImageSettings):
         ]
         names = [file.name for file in listed]
         marks = mark_by_group(groups, names, kinds, self.test_fraction, self.seed)
-        files: dict[Split, list[ListedFile]] = {"train": [], "test": []}
+        files: dict[CentralSplit, list[ListedFile]] = {"train": [], "test": []}
         for file, is_test in zip(listed, marks, strict=True):
             files["test" if is_test else "train"].append(file)
         if not files["test"]:
@@ -181,7 +181,7 @@ class ImageFolderSettings(ImageSettings):
         return files
 
     def _class_names(
-        self, files: Mapping[Split, Sequence[ListedFile]], trained: Path
+        self, files: Mapping[CentralSplit, Sequence[ListedFile]], trained: Path
     ) -> tuple[str, ...]:
         """Return the sorted classes of training images; raise for empty folders."""
         class_names = tuple(sorted({file.class_name for file in files["train"]}))
@@ -200,8 +200,8 @@ class ImageFolderSettings(ImageSettings):
         return class_names
 
     def _owners(
-        self, files: Mapping[Split, Sequence[ListedFile]]
-    ) -> dict[Split, list[str]]:
+        self, files: Mapping[CentralSplit, Sequence[ListedFile]]
+    ) -> dict[CentralSplit, list[str]]:
         """Return the client of each image; empty lists if the data names no clients."""
         separator = self.client_separator
         has_users = files["train"][0].user is not None
@@ -221,7 +221,7 @@ class ImageFolderSettings(ImageSettings):
                 split: [str(file.user) for file in part] if has_users else []
                 for split, part in files.items()
             }
-        owners: dict[Split, list[str]] = {split: [] for split in files}
+        owners: dict[CentralSplit, list[str]] = {split: [] for split in files}
         for split, part in files.items():
             for image in part:
                 owner, mark, _ = Path(image.name).name.partition(separator)
@@ -294,7 +294,7 @@ class SiteImageFolderSettings(SiteSettings):
             ),
         )
 
-    def _split_folders(self, root: Path) -> dict[str, SiteSplit]:
+    def _split_folders(self, root: Path) -> dict[str, Split]:
         """Return the split of each folder in ``root``; empty if they are classes."""
         if self.layout == "classes":
             return {}

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from knnper.data.cache import (
     Build,
-    Contents,
+    CentralSplit,
+    DatasetContents,
     EntryWriter,
     Source,
-    Split,
     cached_dataset,
 )
 from knnper.data.class_folders import UNREADABLE_SUFFIXES, suffix_of
@@ -33,7 +33,7 @@ from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.folders import unreachable_reason
 from knnper.data.image_cache import cached_images
 from knnper.data.pixel_depth import wide_pixels
-from knnper.data.site_data import InputForm, Inputs, OnError, ReadInputs, SiteTask
+from knnper.data.site_data import InputForm, OnError, ReadInputs, SiteInputs, SiteTask
 from knnper.errors import DataError
 from knnper.experiment import PositiveInt
 from knnper.reasons import Code, SafeReason
@@ -241,10 +241,10 @@ def digests_of(images: NDArray[np.generic]) -> list[bytes]:
 
 def write_images(
     writer: EntryWriter,
-    pictures: Mapping[Split, Sequence[Picture]],
+    pictures: Mapping[CentralSplit, Sequence[Picture]],
     image_size: int | None,
     channels: int,
-) -> dict[Split, dict[int, str]]:
+) -> dict[CentralSplit, dict[int, str]]:
     """Decode the files of each split in order; ``train`` needs at least one file.
 
     Returns the errors of unreadable files by split and position.
@@ -252,8 +252,8 @@ def write_images(
     like, width, height = None, image_size or 0, image_size or 0
     if image_size is None:
         like, (width, height) = _first_size(pictures["train"])
-    digests: dict[Split, list[bytes]] = {}
-    failed: dict[Split, dict[int, str]] = {}
+    digests: dict[CentralSplit, list[bytes]] = {}
+    failed: dict[CentralSplit, dict[int, str]] = {}
     for split, files in pictures.items():
         images = writer.new_images(split, (len(files), height, width, channels))
         failed[split] = decode_files(files, images, like)
@@ -311,8 +311,8 @@ class ImageSettings(DataFormat):
     def load_images(
         self,
         source: Source,
-        files: Mapping[Split, Sequence[Picture]],
-        describe: Callable[[EntryWriter], Contents],
+        files: Mapping[CentralSplit, Sequence[Picture]],
+        describe: Callable[[EntryWriter], DatasetContents],
     ) -> Dataset:
         """Load the images from the cache or decode them.
 
@@ -325,9 +325,9 @@ class ImageSettings(DataFormat):
     def write_entry(
         self,
         writer: EntryWriter,
-        files: Mapping[Split, Sequence[Picture]],
-        describe: Callable[[EntryWriter], Contents],
-    ) -> Contents:
+        files: Mapping[CentralSplit, Sequence[Picture]],
+        describe: Callable[[EntryWriter], DatasetContents],
+    ) -> DatasetContents:
         """Decode the images into a cache entry; see `load_images`."""
         failed = write_images(writer, files, self.image_size, self.channels)
         reasons = [why for part in failed.values() for why in part.values()]
@@ -352,7 +352,7 @@ class ImageSettings(DataFormat):
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles(Inputs):
+class ImageFiles(SiteInputs):
     """Inputs in the image files ``names`` of the folder ``root``."""
 
     root: Path

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
 from knnper.data.characters import CHARACTER_NAMES, UnknownCharacters
 from knnper.data.dividing import (
     DividingSettings,
@@ -34,7 +34,7 @@ from knnper.errors import DataError
 from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
-Part = tuple[Split, User]
+Part = tuple[CentralSplit, User]
 """Training or test samples of one user."""
 WRITTEN_CHARACTERS = tuple(
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -77,9 +77,9 @@ class LeafSettings(DividingSettings, DataFormat):
             self.name, source, lambda writer: self._write(writer, files)
         )
 
-    def _write(self, writer: EntryWriter, files: LeafFiles) -> Contents:
+    def _write(self, writer: EntryWriter, files: LeafFiles) -> DatasetContents:
         names = write_parts(writer, _read_parts(files, decode_images, self))
-        return Contents(WRITTEN_CHARACTERS, client_names=names)
+        return DatasetContents(WRITTEN_CHARACTERS, client_names=names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +99,19 @@ class LeafTextSettings(LeafSettings):
 
     split: Literal["random", "time"] = "time"
 
-    def _write(self, writer: EntryWriter, files: LeafFiles) -> Contents:
+    def _write(self, writer: EntryWriter, files: LeafFiles) -> DatasetContents:
         """Store windows of 80 characters by speaking role."""
         unknown = UnknownCharacters()
         decode = functools.partial(decode_text, unknown=unknown)
         names = write_parts(writer, _read_parts(files, decode, self))
         unknown.require_few(self.root)
-        return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
+        return DatasetContents(CHARACTER_NAMES, dtype="token", client_names=names)
 
 
 def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
     """Store the parts; return the users with samples in the order of arrival."""
     numbers: dict[str, int] = {}
-    filled: set[Split] = set()
+    filled: set[CentralSplit] = set()
     written: set[str] = set()
     for split, user in parts:
         if len(user.labels):
@@ -202,10 +202,10 @@ class FemnistHubSettings(DividingSettings, DataFormat):
         that fails or the package flwr-datasets is missing.
         """
 
-        def build(writer: EntryWriter) -> Contents:
+        def build(writer: EntryWriter) -> DatasetContents:
             users = _group_by_writer(_all_rows(download_folder(self.root)))
             names = write_parts(writer, divide_users(users, self))
-            return Contents(WRITTEN_CHARACTERS, client_names=names)
+            return DatasetContents(WRITTEN_CHARACTERS, client_names=names)
 
         # The content does not depend on the download folder.
         source = asdict(self)

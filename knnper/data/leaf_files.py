@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from knnper.data.cache import Split, state_of_files
+from knnper.data.cache import CentralSplit, state_of_files
 from knnper.data.characters import UnknownCharacters, encode
 from knnper.data.csv_files import encoding_problem
 from knnper.data.folders import (
@@ -31,7 +31,7 @@ from knnper.errors import DataError, warn_once
 from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
-SPLIT_NAMES: tuple[Split, ...] = ("train", "test")
+SPLIT_NAMES: tuple[CentralSplit, ...] = ("train", "test")
 _LAYOUT = (
     "expected ROOT/train/*.json and ROOT/test/*.json, or ROOT/all_data/*.json, in "
     "data.root or in its folder data"
@@ -54,7 +54,7 @@ class LeafFiles:
     """The files of one data set below ``root``, sorted by name."""
 
     root: Path
-    divided: Mapping[Split, tuple[Path, ...]]
+    divided: Mapping[CentralSplit, tuple[Path, ...]]
     whole: tuple[Path, ...]
 
     def fingerprint(self) -> str:

@@ -26,11 +26,11 @@ from knnper.data.own_data import collect_own
 from knnper.data.site_data import (
     ArrayInputs,
     CollectedExamples,
-    Inputs,
     LabelSettings,
     NamedExamples,
     ReadInputs,
     SiteData,
+    SiteInputs,
     SiteSettings,
     SiteTask,
 )
@@ -142,7 +142,7 @@ def _read_splits(
     )
 
 
-def _reorder_features(collected: CollectedExamples, task: SiteTask) -> Inputs:
+def _reorder_features(collected: CollectedExamples, task: SiteTask) -> SiteInputs:
     """Return the inputs with their features, matched by name, in the task's order."""
     inputs, names, agreed = (
         collected.inputs,
@@ -164,7 +164,7 @@ def _reorder_features(collected: CollectedExamples, task: SiteTask) -> Inputs:
 
 
 def _warn_of_coarse(
-    inputs: Inputs, task: SiteTask, collected: CollectedExamples
+    inputs: SiteInputs, task: SiteTask, collected: CollectedExamples
 ) -> None:
     height, width, num_features = task.spec.image_shape
     is_row = task.spec.dtype == "float32" and (height, width) == (1, 1)

@@ -272,7 +272,7 @@ class ReadInputs(NamedTuple):
     unreadable: Mapping[int, str] = {}  # errors of the others by position in the data
 
 
-class Inputs(ABC):
+class SiteInputs(ABC):
     """Inputs that are read later, once labels and splits are known."""
 
     @property
@@ -298,7 +298,7 @@ class CollectedExamples:
     source: str  # the file or folder, for errors
     names: tuple[str, ...]  # of the examples, unique
     labels: tuple[str, ...]  # of the examples, by the site's names
-    inputs: Inputs
+    inputs: SiteInputs
     splits: tuple[Split, ...] | None = None  # of the examples; None if not given
     given_splits: frozenset[Split] = frozenset()  # splits in the data, even if empty
     numbered: bool = False  # whether labels are numbers without class names
@@ -311,7 +311,7 @@ _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayInputs(Inputs):
+class ArrayInputs(SiteInputs):
     """Inputs in one array of numbers, shape (n, ...); ``source`` is for errors."""
 
     source: str

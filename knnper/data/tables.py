@@ -28,8 +28,8 @@ from knnper.data.site_data import (
     ArrayInputs,
     CollectedExamples,
     InputForm,
-    Inputs,
     ReadInputs,
+    SiteInputs,
     SiteSettings,
     SiteTask,
     place_of,
@@ -307,7 +307,7 @@ class SiteTableSettings(SiteSettings):
             feature_names=feature_names,
         )
 
-    def _inputs(self, table: TableFile, base: Path) -> Inputs:
+    def _inputs(self, table: TableFile, base: Path) -> SiteInputs:
         if self.image is not None:
             paths = table.filled_texts(self.image)
             require_paths(table, self.image, paths)
@@ -322,7 +322,7 @@ class SiteTableSettings(SiteSettings):
 
 
 @dataclass(frozen=True, eq=False)
-class TextInputs(Inputs):
+class TextInputs(SiteInputs):
     """Inputs as texts, converted to ids by the tokenizer in a folder."""
 
     source: str

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
 from knnper.data.characters import (
     CHARACTER_NAMES,
     UnknownCharacters,
@@ -29,11 +29,11 @@ from knnper.data.dividing import (
     SPLITS,
     DividingSettings,
     FractionSettings,
+    Split,
     clean_name,
     mark_tested,
     warn_of_merged,
 )
-from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.folders import list_folder
 from knnper.data.site_data import (
@@ -217,7 +217,7 @@ class PlaysSettings(DataFormat):
 
 def _write_windows(
     writer: EntryWriter, texts: Mapping[str, str], settings: PlaysSettings
-) -> Contents:
+) -> DatasetContents:
     dividing = DividingSettings(
         test_fraction=settings.test_fraction, split=settings.split, seed=settings.seed
     )
@@ -231,7 +231,10 @@ def _write_windows(
         ids = encode(text)
         targets = target_positions(len(ids), settings.window, settings.stride)
         is_test = mark_tested(len(targets), name, dividing)
-        by_split: dict[Split, NDArray[np.bool_]] = {"train": ~is_test, "test": is_test}
+        by_split: dict[CentralSplit, NDArray[np.bool_]] = {
+            "train": ~is_test,
+            "test": is_test,
+        }
         for split, is_chosen in by_split.items():
             chosen = targets[is_chosen]
             for start in range(0, len(chosen), _WINDOWS_AT_ONCE):
@@ -246,7 +249,7 @@ def _write_windows(
             "data.test_fraction, or lower data.stride"
         )
     names = tuple(name for name, _ in clients)
-    return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
+    return DatasetContents(CHARACTER_NAMES, dtype="token", client_names=names)
 
 
 def _select_speakers(
@@ -311,7 +314,7 @@ class SiteTextSettings(SiteSettings):
         names: list[str] = []
         windows: list[NDArray[np.uint8]] = []
         labels: list[int] = []
-        splits: list[SiteSplit] = []
+        splits: list[Split] = []
         for file in read_files(path, _EXPECTED):
             ids = encode(plain(file.text()))
             targets = target_positions(len(ids), window, self.stride)
@@ -345,7 +348,7 @@ class WindowInputs(ArrayInputs):
         return (1, 1, self.array.shape[3]), "token"
 
 
-def _split_in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
+def _split_in_order(count: int, fractions: FractionSettings) -> list[Split]:
     """Assign the first examples to train, the next to validation, the last to test."""
     # A random split would leak, since neighbouring windows overlap.
     held_out = fractions.validation + fractions.test

@@ -16,7 +16,7 @@ from typing import IO, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.hub import download_folder
 from knnper.errors import DataError
@@ -188,8 +188,8 @@ class DownloadSettings(DataFormat):
         del source["download"]
         return cached_dataset(self.name, source, self._write)
 
-    def _write(self, writer: EntryWriter) -> Contents:
-        return Contents(_write_splits(writer, self), self.coarse_of)
+    def _write(self, writer: EntryWriter) -> DatasetContents:
+        return DatasetContents(_write_splits(writer, self), self.coarse_of)
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class EmnistSettings(DownloadSettings):
         "balanced"
     )
 
-    def _write(self, writer: EntryWriter) -> Contents:
+    def _write(self, writer: EntryWriter) -> DatasetContents:
         # In the official files, rows and columns of the images are exchanged.
         class_names = _write_splits(
             writer,
@@ -221,7 +221,7 @@ class EmnistSettings(DownloadSettings):
             first_label=1 if self.split == "letters" else 0,
             split=self.split,
         )
-        return Contents(class_names)
+        return DatasetContents(class_names)
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def _write_splits(
     **arguments: str,
 ) -> tuple[str, ...]:
     """Store both splits of a data set of torchvision; return its class names."""
-    splits: tuple[Split, ...] = ("train", "test")
+    splits: tuple[CentralSplit, ...] = ("train", "test")
     class_name = settings.official
     with contextlib.ExitStack() as stack:
         root = download_folder(settings.root)

@@ -23,7 +23,7 @@ from benchmarks.peers import (
     CONTENDERS,
     Contender,
     NotInstalledError,
-    Running,
+    RunningContender,
     figures,
     installed,
     python_of,
@@ -141,7 +141,7 @@ def test_peers_end_where_plain_averaging_ends(
     if not any(kept.glob(found)):
         pytest.skip(f"{CONTENDERS[name].requirement} is not installed in {kept.name}")
     python, models = python_of(CONTENDERS[name], kept), []
-    with Running(name, python, tmp_path, num_steps=6) as running:
+    with RunningContender(name, python, tmp_path, num_steps=6) as running:
         for _ in range(NUM_ROUNDS):
             running.make_round()  # refuses another number of steps
             models.append(running.model())
@@ -204,7 +204,7 @@ def test_all_processes_make_a_round_and_say_the_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     be(monkeypatch, ANSWERS)
-    with Running("pfl_two", "", tmp_path, num_steps=6) as running:
+    with RunningContender("pfl_two", "", tmp_path, num_steps=6) as running:
         assert running.make_round() > 0
         assert torch.equal(running.model()["weight"], torch.ones(2))
         assert running.peak_megabytes() > 20
@@ -217,7 +217,7 @@ def test_other_steps_and_processes_that_end_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     be(monkeypatch, "input(); print(3); input(); raise SystemExit('no memory')")
-    with Running("blazefl", "", tmp_path, num_steps=4) as running:
+    with RunningContender("blazefl", "", tmp_path, num_steps=4) as running:
         with pytest.raises(RuntimeError, match="blazefl made 3 steps of SGD"):
             running.make_round()
         with pytest.raises(

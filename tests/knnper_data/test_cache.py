@@ -18,17 +18,17 @@ TRAIN = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 TEST = TRAIN[:1] + 100
 
 
-def build(writer: cache.EntryWriter) -> cache.Contents:
+def build(writer: cache.EntryWriter) -> cache.DatasetContents:
     writer.put_images("train", TRAIN)
     writer.put_labels("train", [0, 1])
     writer.put_images("test", TEST)
     writer.put_labels("test", [1])
     writer.put_client_ids("train", [7, 8])
     writer.put_client_ids("test", [8])
-    return cache.Contents(("cat", "dog"), coarse_of=(0, 0))
+    return cache.DatasetContents(("cat", "dog"), coarse_of=(0, 0))
 
 
-def build_never(writer: cache.EntryWriter) -> cache.Contents:
+def build_never(writer: cache.EntryWriter) -> cache.DatasetContents:
     raise AssertionError("the entry should have been found")
 
 
@@ -99,7 +99,7 @@ def test_a_damaged_entry_is_replaced(
 
 
 def test_a_failed_build_leaves_nothing_to_be_seen(cache_folder: Path) -> None:
-    def fail(writer: cache.EntryWriter) -> cache.Contents:
+    def fail(writer: cache.EntryWriter) -> cache.DatasetContents:
         writer.put_images("train", TRAIN)
         raise DataError("broken")
 
@@ -110,20 +110,20 @@ def test_a_failed_build_leaves_nothing_to_be_seen(cache_folder: Path) -> None:
 
 
 def test_no_images_and_full_discs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build_empty(writer: cache.EntryWriter) -> cache.Contents:
+    def build_empty(writer: cache.EntryWriter) -> cache.DatasetContents:
         writer.put_images("test", TEST[:0])
-        return cache.Contents(())
+        return cache.DatasetContents(())
 
-    def build_large(writer: cache.EntryWriter) -> cache.Contents:
+    def build_large(writer: cache.EntryWriter) -> cache.DatasetContents:
         writer.new_images("train", (10**9, 1000, 1000, 3))
-        return cache.Contents(())
+        return cache.DatasetContents(())
 
-    def build_on(writer: cache.EntryWriter) -> cache.Contents:
+    def build_on(writer: cache.EntryWriter) -> cache.DatasetContents:
         labels = np.zeros(2, dtype=np.int64)
         writer.append_of_client("train", TRAIN, labels, 0)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
         writer.append_of_client("train", TRAIN, labels, 1)
-        return cache.Contents(("only",))
+        return cache.DatasetContents(("only",))
 
     with pytest.raises(DataError, match="no test images"):
         cache.cached_dataset("toy", {}, build_empty)

@@ -7,19 +7,21 @@ import numpy as np
 import pytest
 
 from knnper.simulation.batches.runner import run_batch
-from papers.gains import Clients, clients_in, groups_of, read_gains, write_gains
+from papers.gains import ClientGains, clients_in, groups_of, read_gains, write_gains
 from tests.simulation.batches.small_comparison import plan
 
 
 def test_groups_by_hand() -> None:
-    first = Clients(
+    first = ClientGains(
         size=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
         skew=np.array([0.0, 0.0, 0.0, 0.5, 0.5]),
         accuracy=np.full(5, 0.25),
         gain=np.array([0.5, 0.0, 0.25, 0.125, 0.0]),
         weight=np.array([1.0, 1.0, 2.0, 3.0, 1.0]),
     )
-    second = Clients(first.size, first.skew, first.accuracy, first.gain / 2, np.ones(5))
+    second = ClientGains(
+        first.size, first.skew, first.accuracy, first.gain / 2, np.ones(5)
+    )
     by_size = [one for one in groups_of("a", [first, second]) if one.axis == "size"]
     assert [one.place for one in by_size] == [1, 2, 3, 4, 5]
     assert [one.gain.mean for one in by_size] == [0.375, 0, 0.1875, 0.09375, 0]

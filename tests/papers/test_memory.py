@@ -25,9 +25,9 @@ from papers.memory import (
     Embedded,
     MemorySettings,
     NewClient,
+    NewClientService,
     PanelName,
     Population,
-    Service,
     UnseenImages,
     completed,
     count_correct,
@@ -110,7 +110,7 @@ def new_client(num_known: int, num_test: int, seed: int) -> NewClient:
 
 
 KNN = KnnSettings(num_neighbors=4, kernel_scale=0.7)
-SERVICE = Service(head, KNN, 0.25)
+SERVICE = NewClientService(head, KNN, 0.25)
 
 
 def votes(stored: Embedded, queries: Embedded, k: int, scale: float) -> NDArray[Any]:
@@ -153,7 +153,7 @@ def test_with_one_image_or_none_it_is_the_global_model() -> None:
     counts = count_correct_with_each(client, 0, KNN, grid).flatten().tolist()
     assert counts == [right] * 3
     # Some image is left to be looked up.
-    predictor = Service(head, KNN, 0.9).predictor(new_client(1, 5, 8), 1)
+    predictor = NewClientService(head, KNN, 0.9).predictor(new_client(1, 5, 8), 1)
     assert (predictor.neighbors.num_stored, predictor.knn_weight) == (1, 0)
 
 
@@ -199,7 +199,7 @@ SIZES = (24, 8, 32, 0)  # even, so that no half of them is rounded; 16 on averag
 @pytest.fixture(scope="module")
 def deal() -> Population:
     clients = [new_client(size, 15, seed) for seed, size in enumerate(SIZES)]
-    return Population(clients, Service(head, KNN, 0.25), PANEL_SETTINGS)
+    return Population(clients, NewClientService(head, KNN, 0.25), PANEL_SETTINGS)
 
 
 def global_accuracy(deal: Population) -> float:
@@ -314,7 +314,7 @@ def test_settings_follow_the_run_and_the_paper(model: TrainedModel) -> None:
     assert paper_sizes(12.3) == (1, 5, 12)
     found = completed(MemorySettings(), UnseenImages(model))
     assert (found.clients, found.size[-1] > 100) == (2, True)
-    assert Service.of(model).validation_fraction == 0.2
+    assert NewClientService.of(model).validation_fraction == 0.2
 
 
 SETTINGS = MemorySettings(

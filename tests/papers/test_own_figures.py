@@ -47,7 +47,7 @@ from papers.quality import CentralTraining, QualitySettings
 from papers.three_approaches import (
     APPROACHES,
     HYPCLUSTER,
-    Candidate,
+    CandidateSettings,
     Measurements,
     ThreeApproachesSettings,
     hypcluster,
@@ -370,7 +370,7 @@ def test_the_best_candidate_on_validation_data_is_taken() -> None:
 
 def test_one_cluster_is_the_global_model() -> None:
     measurements = Measurements(HANDFUL, 5, 10)
-    fedavg = Candidate({"method": {"name": "fedavg"}}, {}, {})
+    fedavg = CandidateSettings({"method": {"name": "fedavg"}}, {}, {})
     expected = measurements.measure([fedavg])
     found = measurements.measure(hypcluster(1, [5], [1.0]))
     assert found["test_loss"] == expected["test_loss"]

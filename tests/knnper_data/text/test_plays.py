@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from knnper.data import text as plays
 from knnper.data import text as written
-from knnper.data.cache import EntryWriter, Split
+from knnper.data.cache import CentralSplit, EntryWriter
 from knnper.data.characters import ALPHABET, encode
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.text import PlaysSettings
@@ -180,7 +180,7 @@ def test_windows_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     added = []
     append = EntryWriter.append_of_client
 
-    def noted(self: EntryWriter, split: Split, images: Any, *rest: Any) -> None:
+    def noted(self: EntryWriter, split: CentralSplit, images: Any, *rest: Any) -> None:
         added.append(len(images))
         append(self, split, images, *rest)
 
