@@ -13,8 +13,8 @@ import httpx
 from cryptography import x509
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
+from knnper.client.activation import Activation, holder
 from knnper.client.data_changes import find_changes
-from knnper.client.flower_node import Activation, holder
 from knnper.client.limits import REFUSALS, Answers, last_refusal
 from knnper.client.settings import ClientSettings
 from knnper.client.state import (

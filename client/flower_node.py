@@ -1,40 +1,42 @@
-"""A site's SuperNode: Flower's own with short waits, and a fork for each message.
+"""A site's SuperNode: Flower's own with short waits, and a process for each message.
 
-A thread cannot be ended from outside, a process can. So each message has a process of
-its own, forked from a runner that has everything loaded, and one that hangs does not
-block those that come later.
+A process can be ended from outside, a thread cannot. So each message has a process,
+forked from a runner that has torch and the app loaded, and a message that hangs does
+not block later ones. The module has three parts: the work of one message, the runner
+(``python -m`` this module), and the node.
 
-What Flower keeps to itself is imported here and in `knnper.simulation.flower_nodes`,
-and nowhere else; `tests/test_flowers_private_names.py` sees to that. With
-``KNNPER_PLAIN_FLOWER=1`` none of it is: the node is Flower's own ``flower-supernode``.
-Measured with three clients that have next to nothing to do, in seconds a round; Flower
-as it is takes 7.3 s:
+Flower's private names are imported in this module and in
+`knnper.simulation.flower_nodes`, and nowhere else; a test checks that. With
+``KNNPER_PLAIN_FLOWER=1`` none is imported: the node is Flower's own
+``flower-supernode``. Measured in seconds a round, with three clients that do next to no
+work; unmodified Flower takes 7.3 s:
 
 ==========================================  =========================================
-names in ``flwr``                           why; what it saves; what happens without
+names in ``flwr``                           reason; saving; what happens without
 ==========================================  =========================================
-``supernode.start_client_internal``:        The main loop in this process, which asks
-``time``, ``pull_objects``,                 again after 50 ms to 1 s instead of 3 s:
-``register_signal_handlers``,               7.3 to 2.9 s. Without: it waits 3 s after
-``_init_connection``                        each exchange, and takes 3 s to end.
-``supernode.fleet_http_connection``,        Refusals are told from one another, with
-``supercore.retry``                         what to do, and tried again within 5 s; no
-                                            heartbeats while a request is held, which
-                                            halves what an idle site costs the server.
-                                            Without: Flower's own message, and a new
-                                            start every 10 s.
+``supernode.start_client_internal``:        The main loop runs in this process and
+``time``, ``pull_objects``,                 asks again after 50 ms to 1 s instead of
+``register_signal_handlers``,               3 s: 7.3 to 2.9 s. Without: it waits 3 s
+``_init_connection``                        after each exchange, and takes 3 s to end.
+``supernode.fleet_http_connection``,        Refusals are told apart, explained, and
+``supercore.retry``                         tried again within 5 s; no heartbeats while
+                                            a request is held, which halves what an
+                                            idle site costs the server. Without:
+                                            Flower's own message, and a new start every
+                                            10 s.
 ``supernode.main``, ``.nodestate``,         Tasks go to a runner that has torch and
 ``.runtime``; ``supercore.runtime``,        faiss loaded: 7.3 to 3.9 s, and 1.35 s
 ``.interceptors``, ``.heartbeat``,          together with the main loop. Without: a
-``.object_store``, ``.task_identity``,      new Python for each message, 3 s of which
-``.constant``, ``.run``, ``.fab``           imports.
-``supercore.inflatable``,                   Arrays on their way are asked for after
-``superlink.grid.http_grid``                50 ms instead of 1 s, on both sides: 1.35
-                                            to 1.2 s.
-``app.message``, ``common.serde``,          A process that dies is answered for at
-``common.constant``                         once. Without: after a minute.
+``.object_store``, ``.task_identity``,      new Python for each message, of which
+``.constant``, ``.run``, ``.fab``           imports take 3 s.
+``supercore.inflatable``,                   Arrays that have not arrived are asked for
+``superlink.grid.http_grid``                again after 50 ms instead of 1 s, on both
+                                            sides: 1.35 to 1.2 s.
+``app.message``, ``common.serde``,          A process that dies is reported at once.
+``common.constant``                         Without: after a minute.
 ``clientapp.utils``, ``.client_app``,       With ``--allow-app-code``, the app that
-``cli.install``                             comes with a run. Without: always that one.
+``cli.install``                             comes with a run. Without: only the
+                                            installed one.
 ==========================================  =========================================
 """
 
@@ -46,9 +48,7 @@ import gc
 import importlib
 import json
 import logging
-import math
 import os
-import platform
 import re
 import select
 import signal
@@ -56,7 +56,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,7 +63,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar
 from unittest import mock
 
-import flwr
 import httpx
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -75,8 +73,10 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
 
-from knnper import files, lifeline
-from knnper.errors import RunError, printable, text_for_others, write_harmlessly
+from knnper.client.deadline import DEADLINE_PASSED
+from knnper.client.node_log import log_to_stderr
+from knnper.client.refusal import Refusal, refusal_of, unknown_key
+from knnper.errors import RunError, printable, text_for_others
 from knnper.lifeline import die_with_parent
 from knnper.transport import flower_protocol as flower
 
@@ -116,69 +116,40 @@ if not flower.is_plain():
     from flwr.supernode.nodestate import NodeStateFactory
     from flwr.supernode.runtime import run_clientapp
 
-log = logging.getLogger(__name__)
-# Exit status of a process whose deadline passed, as of timeout(1).
-DEADLINE_PASSED = 124
-_GRACE_S = 1.0
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """When the server stops waiting for the reply to a message."""
-
-    at: float = math.inf
-
-    @classmethod
-    def after(cls, seconds: float) -> Deadline:
-        """Return the deadline of a message that arrives now; 0 seconds are none."""
-        return cls(time.monotonic() + seconds) if seconds else cls()
-
-    def ends(self, job: str) -> contextlib.AbstractContextManager[None]:
-        """End this process when the block goes on after the deadline."""
-        if math.isinf(self.at):
-            return contextlib.nullcontext()
-        return process_ends_after(self.at - time.monotonic(), job)
-
-
-@contextlib.contextmanager
-def process_ends_after(seconds: float, job: str) -> Iterator[None]:
-    """End this process when the block takes longer; call it in the main thread."""
-    timer = threading.Timer(max(seconds, 0.0), _end_process, (seconds, job))
-    timer.daemon = True
-    # The kernel's timer is for code that never lets Python's threads run.
-    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.0) + _GRACE_S)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _end_process(seconds: float, job: str) -> None:
-    log.error("%s was not done within %.3g s; its process ends", job, seconds)
-    logging.shutdown()
-    os._exit(DEADLINE_PASSED)
-
-
 LoadApp = Callable[["Run", "Fab"], ClientApp]
+T = TypeVar("T")
+
+FIRST_RETRY_S = 0.05  # to pull an array that has not arrived
+READY = b"ready\n"  # written by a runner once everything is loaded
 _PULL_BACKOFF_S = 0.02
 _ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
+_LOOPBACK = "127.0.0.1"
+# Standard input and output of the runner.
+_COMMANDS, _REPORT = 0, 1
+_POLL_CHILD_S = 0.005
+_MAX_PIPE_BYTES = 65536
+_STOP_RUNNER_S = 1.0
+_STOP_RUNTIME_API_S = 0.5
+_LONGEST_RETRY_S = 5
+_CODE = re.compile(r"\[code: (\d+)\]")  # in the message with which Flower exits
+
+log = logging.getLogger(__name__)
+
+
+# The work of one message
 
 
 def installed_app(reference: str) -> LoadApp:
-    """Return a loader that always gives the ClientApp called ``MODULE:NAME``."""
+    """Return a loader that ignores the run, and gives the ClientApp ``MODULE:NAME``."""
     module, _, name = reference.partition(":")
     app = getattr(importlib.import_module(module), name, None)
     if not isinstance(app, ClientApp):
         raise RunError(f"expected a ClientApp at {reference}, found {app!r}")
-    return lambda run, fab: app  # noqa: ARG005 (the code of the run is not looked at)
+    return lambda run, fab: app  # noqa: ARG005 (the run's code is not looked at)
 
 
 def app_of_the_run(run: Run, fab: Fab) -> ClientApp:
-    """Return the ClientApp that came with the run."""
+    """Load the ClientApp that came with the run."""
     install_from_fab(fab.content, skip_prompt=True)
     load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
     return load(run.fab_id, run.fab_version, fab.hash_str)
@@ -187,21 +158,29 @@ def app_of_the_run(run: Run, fab: Fab) -> ClientApp:
 def run_message(
     address: str, token: str, load: LoadApp, on_pulled: Callable[[bytes], None]
 ) -> None:
-    """Answer one message and hand its reply to the node, be it an error."""
+    """Pull one message, run the app on it, and push the reply or its error.
+
+    Parameters
+    ----------
+    address, token
+        Of the node's Runtime API, and of the task.
+    on_pulled
+        Called with the message without its content, as soon as it is pulled.
+    """
     client = _connect_task(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
-    # As Flower does, but without its whole second between two tries.
+    # As Flower does, but without its whole second between two attempts.
     pull = functools.partial(
         pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
     )
     with mock.patch.object(run_clientapp, "pull_and_inflate_object_from_tree", pull):
         message, context, run, fab = run_clientapp.pull_task_input(client)
-    asked = message_to_proto(remove_content_from_message(message))
-    on_pulled(asked.SerializeToString())
+    envelope = message_to_proto(remove_content_from_message(message))
+    on_pulled(envelope.SerializeToString())
     try:
         reply = load(run, fab)(message=message, context=context)
-    except Exception as error:  # whatever an app raises is its reply
+    except Exception as error:  # an app may raise any
         log.error("the ClientApp failed", exc_info=error)
         reply = Message(_as_reply(error), reply_to=message)
     status, details = SubStatus.COMPLETED, ""
@@ -214,9 +193,17 @@ def run_message(
 def report_failure(
     address: str, token: str, task: Task, pulled: bytes, reason: str
 ) -> None:
-    """Answer a message whose process has died; Flower would notice after a minute."""
+    """Push an error as the reply to a message whose process has died.
+
+    Flower would notice after a minute. ``pulled`` is the message without content, or
+    empty if the process died before it had pulled it.
+    """
     client = _connect_task(address, token)
-    message = _asked(client, pulled)
+    if pulled:
+        message = message_from_proto(MessageProto.FromString(pulled))
+    else:  # the node gives it out once
+        response = client.PullMessages(PullAppMessagesRequest())
+        message = message_from_proto(response.messages_list[0])
     metadata = message.metadata
     TaskIdentity.run_id = metadata.run_id
     TaskIdentity.node_id = metadata.dst_node_id
@@ -228,7 +215,7 @@ def report_failure(
 
 
 def _connect(
-    address: str, component: str, interceptor: Any, **more: Any
+    address: str, component: str, interceptor: Any, **options: Any
 ) -> RuntimeHttpClient:
     version = RuntimeVersionHttpInterceptor(component_name=component)
     return RuntimeHttpClient.from_server_address(
@@ -236,25 +223,21 @@ def _connect(
         insecure=True,
         root_certificates=None,
         interceptors=[version, interceptor],
-        **more,
+        **options,
     )
 
 
 def _connect_task(address: str, token: str) -> RuntimeHttpClient:
-    known, retry = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
-    return _connect(address, "flwr-clientapp", known, retry_invoker=retry)
-
-
-def _asked(client: RuntimeHttpClient, pulled: bytes) -> Message:
-    """Return the message without content; the node hands it out once."""
-    if pulled:
-        return message_from_proto(MessageProto.FromString(pulled))
-    response = client.PullMessages(PullAppMessagesRequest())
-    return message_from_proto(response.messages_list[0])
+    return _connect(
+        address,
+        "flwr-clientapp",
+        RuntimeTokenHttpInterceptor(token),
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
 
 
 def _as_reply(error: Exception) -> Error:
-    """Return the reply to a message for which an app raised an error."""
+    """Convert an error of an app to a reply."""
     if isinstance(error, LoadClientAppError):
         reason = "An exception was raised when attempting to load `ClientApp`"
         return Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason)
@@ -262,448 +245,112 @@ def _as_reply(error: Exception) -> Error:
     return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text_for_others(error))
 
 
-# The file in a client's state folder that is locked while its node runs.
-LOCK_FILE = "node.lock"
-
-
-@contextlib.contextmanager
-def locked(state: Path) -> Iterator[None]:
-    """Hold a state folder for this process; the kernel frees it when it ends."""
-    try:
-        files.make_private(state)
-        lock = files.FileLock(state / LOCK_FILE)
-    except files.LockHeldError as error:
-        raise RunError(
-            f"the state folder {state} is in use by another `knnper fed client` "
-            f"(process {error}); end that one, or give this client another folder"
-        ) from error
-    except OSError as error:
-        mend = "make it writable for this user, or set another `state`"
-        raise RunError(
-            f"the folder {state} cannot be written: {error}; {mend}"
-        ) from error
-    with lock:
-        yield
-
-
-def holder(state: Path) -> int | None:
-    """Return the process that holds a state folder; None if none does."""
-    found = files.lock_holder(state / LOCK_FILE)
-    if found is None:
-        return None
-    return int(found) if found.isdecimal() else 0  # It has not said yet who it is.
-
-
-_NOTE_FILE = "node.json"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+# The runner
 
 
 @dataclass(frozen=True)
-class Activation:
-    """A state folder's note of the node that is online."""
+class RunnerOptions:
+    """How the runner reaches the node, and which app it runs.
 
-    state: Path
-    place: str
-
-    @staticmethod
-    def of(state: Path) -> Activation:
-        """Return the note of a folder that was locked before."""
-        machine = _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
-        return Activation(state, f"{machine}:{(state / LOCK_FILE).stat().st_ino}")
-
-    def note(self, node_id: int) -> None:
-        """Write down that the node is online."""
-        content = {"node_id": str(node_id), "place": self.place}
-        files.write_atomically(self._path, json.dumps(content))
-
-    def forget(self) -> None:
-        """Write down that it has left."""
-        self._path.unlink(missing_ok=True)
-
-    def left_behind(self) -> int | None:
-        """Return the id of a node of this folder that did not leave; None without."""
-        try:
-            content = files.parse_json(files.read_plain(self._path))
-            return int(content["node_id"]) if content["place"] == self.place else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    @property
-    def _path(self) -> Path:
-        return self.state / _NOTE_FILE
-
-
-_FLOWER = Path(flwr.__file__).parent
-
-
-def log_to_stderr(*, verbose: bool = False) -> None:
-    """Set up the logging of a process that is a client."""
-    write_harmlessly("%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("httpx", "faiss"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    logger = logging.getLogger("flwr")
-    logger.setLevel(logging.INFO)
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-    logger.addFilter(lambda record: bool(record.getMessage().strip()))
-    # Clients' apps write to the same log; only what is Flower's own is routine.
-    logger.addFilter(
-        lambda record: (
-            verbose
-            or record.levelno > logging.INFO
-            or not Path(record.pathname).is_relative_to(_FLOWER)
-        )
-    )
-
-
-READY = b"ready\n"  # what a runner writes once everything is loaded
-
-
-@dataclass(frozen=True)
-class Orders:
-    """How the runner reaches the node and what it runs."""
-
-    address: str  # HOST:PORT of the node's Runtime API, on this machine
-    secret: str  # of that API, in hexadecimal digits: nobody else gets a task from it
-    parent: int  # process id of the node
-    app: str  # MODULE:NAME of the installed ClientApp, which answers all messages
-    # The app that comes with a run, as Flower does: who submits runs runs code here.
-    allow_app_code: bool = False
-    verbose: bool = False
-
-
-class Refusal(RunError):
-    """The server cannot be reached or does not take the client."""
-
-    def __init__(self, message: str, *, lasting: bool = False) -> None:
-        super().__init__(message)
-        self.lasting = lasting
-
-
-class NotAcceptedError(Refusal):
-    """Flower's one answer to two things: an unknown key, and one that is online."""
-
-    def __init__(self, key: str = "", doctor: str = "knnper site doctor") -> None:
-        which = f" ({key})" if key else ""
-        super().__init__(
-            f"the server does not accept this client's key{which}: either it is not "
-            "registered there (send the public key to the operator, who adds it), or a "
-            "node with this key is online (one that crashed counts as online for a "
-            f"minute). Which of the two: {doctor}"
-        )
-
-
-def refusal_of(code: int, message: str) -> Refusal:
-    """Return what Flower's answer means."""
-    if code == flower.NOT_ACCEPTED:
-        return NotAcceptedError()
-    if code == flower.KEY_NEEDED:
-        return Refusal(
-            "the server takes only clients with a key; give `tls` and `key` instead of "
-            "`insecure: true`",
-            lasting=True,
-        )
-    reason = printable(" ".join(message.split()))
-    return Refusal(f"the server did not take this client: {reason}")
-
-
-def unknown_key() -> Refusal:
-    """Return why a signature is refused."""
-    return Refusal(
-        "the server refuses this client's signature: the key was removed there, or the "
-        "clocks of the two machines differ by more than ten seconds; compare `date`"
-    )
-
-
-T = TypeVar("T")
-FIRST_RETRY_S = 0.05
-_LONGEST_RETRY_S = 5
-_CODE = re.compile(r"\[code: (\d+)\]")
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server and how it knows this client."""
-
-    address: str
-    ca: Path | None
-    key: ec.EllipticCurvePrivateKey | None
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What is to happen while the SuperNode runs."""
-
-    connected: Callable[[int], None]
-    no_message: Callable[[], None]
-    no_reply: Callable[[], None]
-    is_heard: Callable[[], bool]  # whether a sign of life is superfluous
-    received: Callable[[str, str], None]  # type and group of a message
-    unreachable: Callable[[str], None]  # called before each retry, with the reason
-    reachable: Callable[[], None]  # called after each request that succeeded
-
-
-class _Ended(BaseException):
-    """Leaves Flower's main loop, which takes any `Exception` for an end as planned."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
-
-
-def new_state() -> NodeStateFactory:
-    """Return where a SuperNode keeps its messages and tasks."""
-    return NodeStateFactory(objectstore_factory=ObjectStoreFactory())
-
-
-def serve(
-    server: Server,
-    state: NodeStateFactory,
-    secret: bytes,
-    node_config: dict[str, bool | float | int | str],
-    hooks: Hooks,
-) -> None:
-    """Be a node of the federation until the server refuses or a signal interrupts."""
-    unknown: list[Refusal] = []
-    ca, key = server.ca, server.key
-    try:
-        with _adapted(hooks, unknown):
-            main_loop.start_client_internal(
-                state_factory=state,
-                server_address=server.address,
-                node_config=node_config,
-                root_certificates=None if ca is None else ca.read_bytes(),
-                insecure=ca is None,
-                authentication_keys=None if key is None else (key, key.public_key()),
-                isolation=ISOLATION_MODE_PROCESS,
-                superexec_auth_secret=secret,
-            )
-    except _Ended as ended:
-        raise ended.refusal from ended
-    except KeyboardInterrupt:
-        if unknown:
-            raise unknown[0] from None
-        raise
-    raise Refusal(f"the connection to {server.address} broke off; see above")
-
-
-def take_out(server: Server, node_id: int) -> None:
-    """Tell the server that a node of this key is gone."""
-    if server.key is None:
-        return
-    request, signed = (
-        DeactivateNodeRequest(node_id=node_id),
-        flower.signed_headers(server.key),
-    )
-    with flower.http_client(server.address, server.ca) as client:
-        flower.post(client, flower.DEACTIVATE, request, signed).raise_for_status()
-
-
-@contextlib.contextmanager
-def _adapted(hooks: Hooks, unknown: list[Refusal]) -> Iterator[None]:
-    def sleep(seconds: float) -> None:  # 3 s without a message, 0.5 s without a reply
-        (hooks.no_message if seconds > 1 else hooks.no_reply)()
-
-    def kill(process: int, number: int) -> None:
-        unknown.append(unknown_key())
-        os.kill(process, number)
-
-    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
-    patches: tuple[tuple[object, str, object], ...] = (
-        (main_loop, "time", SimpleNamespace(sleep=sleep)),
-        (main_loop, "pull_objects", _tidied_up(pull)),
-        # Signals are left to the process: Flower's way out takes seconds.
-        (main_loop, "register_signal_handlers", lambda **_: None),
-        (main_loop, "_init_connection", _announcing(hooks)),
-        (fleet_http_connection, "flwr_exit", _refuse),
-        # The parts of `os` with which the heartbeat ends a process that is unknown.
-        (fleet_http_connection, "os", SimpleNamespace(getpid=os.getpid, kill=kill)),
-        (fleet_http_connection, "make_simple_http_retry_invoker", _retries(hooks)),
-        (fleet_http_connection, "HeartbeatSender", _sparing(hooks.is_heard)),
-    )
-    with contextlib.ExitStack() as stack:
-        for place, name, replacement in patches:
-            stack.enter_context(mock.patch.object(place, name, replacement))
-        yield
-
-
-def _tidied_up(receive: Callable[..., T]) -> Callable[..., T]:
-    """Return a part of receiving that fails plainly when its run has ended."""
-    # Only then does the main loop take back the task that it has made for the message,
-    # for which a runner would wait for ever.
-
-    @functools.wraps(receive)
-    def received(*args: Any, **kwargs: Any) -> T:
-        try:
-            return receive(*args, **kwargs)
-        except RunNotRunningException as error:
-            raise RunError("the run has ended meanwhile") from error
-
-    return received
-
-
-def _sparing(is_heard: Callable[[], bool]) -> Callable[..., HeartbeatSender]:
-    """Return a maker of heartbeats that are left out while the server hears the node.
-
-    Each needs a connection of its own while the other one waits for a message.
+    Attributes
+    ----------
+    address
+        HOST:PORT of the node's Runtime API, on this machine.
+    secret
+        Of that API, in hexadecimal digits: no other process gets a task from it.
+    parent
+        Process id of the node.
+    app
+        MODULE:NAME of the installed ClientApp, which answers all messages.
+    allow_app_code
+        Run the app that comes with a run instead, as Flower does: its submitter then
+        runs code on this machine.
     """
 
-    def made(send: Callable[[], bool]) -> HeartbeatSender:
-        return HeartbeatSender(lambda: is_heard() or send())
-
-    return made
-
-
-def _announcing(hooks: Hooks) -> Callable[..., Any]:
-    connect = main_loop._init_connection
-
-    @contextlib.contextmanager
-    def announce(**kwargs: Any) -> Iterator[Any]:
-        with connect(**kwargs) as connection:
-            hooks.connected(connection[0])
-            node_id, receive, *parts, confirm_message_received = connection
-
-            def announced() -> Any:
-                received = receive()
-                if received is not None:
-                    about = received[0].metadata
-                    hooks.received(about.message_type, about.group_id)
-                return received
-
-            yield node_id, announced, *parts, _tidied_up(confirm_message_received)
-
-    return announce
-
-
-def _refuse(code: int, message: str = "") -> NoReturn:  # noqa: ARG001 (as Flower's)
-    found = _CODE.search(message)
-    raise _Ended(refusal_of(int(found[1]) if found else 0, message))
-
-
-def _retries(hooks: Hooks) -> Callable[[], RetryInvoker]:
-    """Return a maker of retries that come back soon and say what they cannot mend."""
-
-    def made() -> RetryInvoker:
-        invoker = make_simple_http_retry_invoker()
-        is_hopeless = invoker.should_giveup
-
-        def give_up(error: Exception) -> bool:
-            response = getattr(error, "response", None)
-            if response is not None and response.status_code == 401:
-                raise _Ended(unknown_key())
-            return is_hopeless is not None and is_hopeless(error)
-
-        invoker.on_backoff = _both(
-            lambda state: hooks.unreachable(_reason(state.exception)),
-            invoker.on_backoff,
-        )
-        invoker.on_success = _both(lambda _: hooks.reachable(), invoker.on_success)
-        invoker.should_giveup = give_up
-        invoker.wait_gen_factory = lambda: exponential(max_delay=_LONGEST_RETRY_S)
-        return invoker
-
-    return made
-
-
-def _both(
-    first: Callable[[RetryState], None], second: Callable[[RetryState], None] | None
-) -> Callable[[RetryState], None]:
-    def call(state: RetryState) -> None:
-        first(state)
-        if second is not None:
-            second(state)
-
-    return call
-
-
-def _reason(error: Exception | None) -> str:
-    """Return in few words why a request failed."""
-    response = getattr(error, "response", None)
-    if isinstance(response, httpx.Response):
-        detail = flower.FlowerError.of(response.text).detail
-        return printable(f"HTTP status {response.status_code}: {detail}")
-    return printable(str(error) or type(error).__name__)
-
-
-_ORDERS, _REPORT = 0, 1
-_LOOK_S = 0.005
-_LONGEST_LINE = 65536
-
-
-def main() -> None:
-    """Run until standard input ends or the node does."""
-    orders = Orders(**json.loads(_read_line()))
-    log_to_stderr(verbose=orders.verbose)
-    die_with_parent(orders.parent)
-    runner = Runner(orders)
-    os.write(_REPORT, READY)
-    os.dup2(sys.stderr.fileno(), _REPORT)  # what apps print is for people
-    runner.serve()
-    os._exit(0)  # without torch's way out, which takes long
+    address: str
+    secret: str
+    parent: int
+    app: str
+    allow_app_code: bool = False
+    verbose: bool = False
 
 
 class Runner:
     """Forks a process for each task of a node."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        known = SuperExecAuthHttpInterceptor(
-            master_secret=bytes.fromhex(orders.secret),
+    def __init__(self, options: RunnerOptions) -> None:
+        self._options = options
+        interceptor = SuperExecAuthHttpInterceptor(
+            master_secret=bytes.fromhex(options.secret),
             protected_methods=frozenset({_ACQUIRE_TASK}),
         )
-        self._node = _connect(orders.address, "SuperExec", known)
-        self._load: LoadApp = app_of_the_run
-        # What nearly every app needs; it starts no thread that a fork would lose.
+        self._node = _connect(options.address, "SuperExec", interceptor)
+        # Nearly every app needs them; they start no thread that a fork would lose.
         import faiss  # noqa: F401
         import torch  # noqa: F401
 
-        if not orders.allow_app_code:
-            self._load = installed_app(orders.app)
-        # What is shared with the forks stays shared.
+        self._load: LoadApp = app_of_the_run
+        if not options.allow_app_code:
+            self._load = installed_app(options.app)
+        # The memory that exists now stays shared with the forks.
         gc.collect()
         gc.freeze()
 
     def serve(self) -> None:
         """Run tasks, one at a time, until standard input ends."""
-        while os.read(_ORDERS, _LONGEST_LINE):
-            # Again after each, since a call may have come while one was run.
-            while (found := self._next_task()) is not None:
-                self._run(*found)
+        while os.read(_COMMANDS, _MAX_PIPE_BYTES):
+            # Repeated, since a command may have come while a task ran.
+            while (acquired := self._acquire_task()) is not None:
+                self._run(*acquired)
 
-    def _next_task(self) -> tuple[Task, str] | None:
-        """Return a task and the token that entitles to run it; None without one."""
+    def _acquire_task(self) -> tuple[Task, str] | None:
+        """Return a task and its token; None if there is no task."""
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
-            found = self._node.AcquireTask(request)
-            is_one = found.HasField("task") and found.token
-            return (found.task, found.token) if is_one else None
+            response = self._node.AcquireTask(request)
         except httpx.HTTPError as error:
             log.warning("the node did not answer its runner: %s", error)
             return None
+        if response.HasField("task") and response.token:
+            return response.task, response.token
+        return None
 
     def _run(self, task: Task, token: str) -> None:
         reading, writing = os.pipe()
-        os.set_blocking(reading, False)  # what the app started may hold the other end
-        address = self._orders.address
+        # Not blocking: processes that the app started may hold the other end.
+        os.set_blocking(reading, False)
+        address = self._options.address
 
-        def note(pulled: bytes) -> None:
+        def keep(pulled: bytes) -> None:
             os.write(writing, pulled)  # less than a pipe holds
 
-        child = _fork(lambda: run_message(address, token, self._load, note))
+        child = _fork(lambda: run_message(address, token, self._load, keep))
         os.close(writing)
-        died_of = why(_wait(child))
-        if died_of is not None:
-            log.error("the process of a message died: %s", died_of)
+        cause = cause_of_death(_wait(child))
+        if cause is not None:
+            log.error("the process of a message died: %s", cause)
             pulled = b""
             with contextlib.suppress(BlockingIOError):
-                pulled = os.read(reading, _LONGEST_LINE)
-            reason = f"the client's process died: {died_of}"
+                pulled = os.read(reading, _MAX_PIPE_BYTES)
+            reason = f"the client's process died: {cause}"
             _wait(_fork(lambda: report_failure(address, token, task, pulled, reason)))
         os.close(reading)
 
 
-def why(status: int) -> str | None:
-    """Return what a process that ended with ``status`` died of; None if it did not."""
+def main() -> None:
+    """Run the runner until standard input ends or the node does."""
+    options = RunnerOptions(**json.loads(_read_line()))
+    log_to_stderr(verbose=options.verbose)
+    die_with_parent(options.parent)
+    runner = Runner(options)
+    os.write(_REPORT, READY)
+    os.dup2(sys.stderr.fileno(), _REPORT)  # output of apps belongs to the log
+    runner.serve()
+    os._exit(0)  # torch would need long to shut down
+
+
+def cause_of_death(status: int) -> str | None:
+    """Describe what a process with this wait status died of; None if it succeeded."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGALRM:
@@ -720,19 +367,19 @@ def _fork(work: Callable[[], None]) -> int:
     parent = os.getpid()
     child = os.fork()
     if not child:
-        _work_and_end(parent, work)
+        _work_and_exit(parent, work)
     return child
 
 
-def _work_and_end(parent: int, work: Callable[[], None]) -> NoReturn:
+def _work_and_exit(parent: int, work: Callable[[], None]) -> NoReturn:
     status = 1
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.close(_ORDERS)
+        os.close(_COMMANDS)
         work()
         status = 0
-    except BaseException:  # nothing may get into the code of the parent
+    except BaseException:  # the parent's code must not run twice
         log.exception("a message could not be run")
     finally:
         logging.shutdown()
@@ -742,14 +389,13 @@ def _work_and_end(parent: int, work: Callable[[], None]) -> NoReturn:
 
 
 def _wait(child: int) -> int:
-    """Return the status with which ``child`` ends; kill it when the node is gone."""
+    """Return the wait status of ``child``; kill it when the node ends."""
     while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
+        process, status = os.waitpid(child, os.WNOHANG)
+        if process:
             return status
-        if select.select([_ORDERS], [], [], _LOOK_S)[0] and not os.read(
-            _ORDERS, _LONGEST_LINE
-        ):
+        has_input = select.select([_COMMANDS], [], [], _POLL_CHILD_S)[0]
+        if has_input and not os.read(_COMMANDS, _MAX_PIPE_BYTES):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os._exit(0)
@@ -758,29 +404,31 @@ def _wait(child: int) -> int:
 def _read_line() -> bytes:
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(_ORDERS, 1)
+        byte = os.read(_COMMANDS, 1)
         if not byte:
-            sys.exit("expected orders on standard input, of `knnper fed client`")
+            sys.exit("expected options on standard input, of `knnper fed client`")
         line += byte
     return line
 
 
-if __name__ == "__main__":
-    main()
-
-
-# Without the working directory on its path: what lies there is no part of the client.
-_COMMAND = (sys.executable, "-P", "-m", "knnper.client.flower_node")
-_STOP_S = 1.0
-
-
 class RunnerProcess:
-    """A runner."""
+    """The runner of a node, as seen by the node."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        self._process = self._start()
+    def __init__(self, options: RunnerOptions) -> None:
+        self._app = options.app
         self._is_ready = False
+        self._process = subprocess.Popen(
+            # -P: the working directory is not on the path of imports.
+            (sys.executable, "-P", "-m", "knnper.client.flower_node"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the node, which ends the runner
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(asdict(options)).encode() + b"\n")
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     def wait_until_ready(self) -> None:
         """Wait until torch and the app are loaded."""
@@ -792,84 +440,177 @@ class RunnerProcess:
             self._process.wait()
             raise RunError(
                 f"the runner ended with exit status {self._process.returncode} before "
-                f"it had loaded {self._orders.app}; what it wrote is above"
+                f"it had loaded {self._app}; its output is above"
             )
         self._is_ready = True
 
     def wake(self) -> None:
-        """Tell the runner that there may be a task."""
+        """Tell the runner that there may be a task.
+
+        Raises
+        ------
+        RunError
+            If the runner has ended. The node then leaves the federation, and joins
+            again with a new runner.
+        """
         if self._process.poll() is not None:
             status = self._process.returncode
-            log.error("the runner ended with exit status %d; it is restarted", status)
-            self.stop()
-            self._process, self._is_ready = self._start(), False
-            self.wait_until_ready()
+            # Flower's main loop ends by the exception, and does not log it.
+            log.error("the runner ended with exit status %d; the node rejoins", status)
+            raise RunError(f"the runner ended with exit status {status}")
         assert self._process.stdin is not None
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._process.stdin.fileno(), b"\n")
 
     def stop(self) -> None:
-        """End the runner and whatever it runs."""
+        """End the runner and the process that it runs."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
         try:
-            self._process.wait(_STOP_S)
+            self._process.wait(_STOP_RUNNER_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            _COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the node, which ends the runner
-        )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(asdict(self._orders)).encode() + b"\n")
-        os.set_blocking(process.stdin.fileno(), False)
-        return process
-
 
 @contextlib.contextmanager
-def started(orders: Orders) -> Iterator[RunnerProcess]:
-    """Give a runner that ends with the block."""
-    runner = RunnerProcess(orders)
+def started(options: RunnerOptions) -> Iterator[RunnerProcess]:
+    """Yield a runner that ends with the block."""
+    runner = RunnerProcess(options)
     try:
         yield runner
     finally:
         runner.stop()
 
 
-_LOOPBACK = "127.0.0.1"
-_RUNTIME_API_STOP_S = 0.5
+# The node
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server, and the means by which both sides are authenticated."""
+
+    address: str
+    ca: Path | None
+    key: ec.EllipticCurvePrivateKey | None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Callbacks of a running SuperNode.
+
+    Attributes
+    ----------
+    connected
+        The node is in the federation; gets the node id.
+    no_message, no_reply
+        There is no message to fetch, or no reply to send yet; they wait a while.
+    is_heard
+        Whether the server hears of this node anyway, so that no heartbeat is needed.
+    received
+        A message arrived; gets its type and group.
+    unreachable, reachable
+        A request failed and is repeated, with the reason; a request succeeded.
+    """
+
+    connected: Callable[[int], None]
+    no_message: Callable[[], None]
+    no_reply: Callable[[], None]
+    is_heard: Callable[[], bool]
+    received: Callable[[str, str], None]
+    unreachable: Callable[[str], None]
+    reachable: Callable[[], None]
+
+
+class _Refused(BaseException):
+    """Leaves Flower's main loop, which takes any `Exception` for a planned end."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+def new_state() -> NodeStateFactory:
+    """Return the storage of a SuperNode's messages and tasks."""
+    return NodeStateFactory(objectstore_factory=ObjectStoreFactory())
 
 
 @contextlib.contextmanager
 def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
-    """Answer the runner in a thread, at a free port."""
-    app = create_app(state_factory=state, superexec_auth_secret=secret)
-    silent: dict[str, Any] = {"log_level": "warning", "access_log": False}
-    plain: dict[str, Any] = {"lifespan": "off", "ws": "none"}
-    config = uvicorn.Config(app, **silent, **plain, timeout_graceful_shutdown=1)
+    """Serve the Runtime API to the runner, in a thread; yield HOST:PORT."""
+    config = uvicorn.Config(
+        create_app(state_factory=state, superexec_auth_secret=secret),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
-    with socket.create_server((_LOOPBACK, 0)) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    with socket.create_server((_LOOPBACK, 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
-            yield f"{_LOOPBACK}:{listening.getsockname()[1]}"
+            yield f"{_LOOPBACK}:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(_RUNTIME_API_STOP_S)
+            thread.join(_STOP_RUNTIME_API_S)
+
+
+def serve(
+    server: Server,
+    state: NodeStateFactory,
+    secret: bytes,
+    node_config: dict[str, bool | float | int | str],
+    hooks: Hooks,
+) -> None:
+    """Run a node of the federation until the server refuses it or a signal comes.
+
+    Raises
+    ------
+    Refusal
+        If the server refuses the node or the connection breaks.
+    """
+    rejected_signatures: list[Refusal] = []
+    ca, key = server.ca, server.key
+    try:
+        with _adapted(hooks, rejected_signatures):
+            main_loop.start_client_internal(
+                state_factory=state,
+                server_address=server.address,
+                node_config=node_config,
+                root_certificates=None if ca is None else ca.read_bytes(),
+                insecure=ca is None,
+                authentication_keys=None if key is None else (key, key.public_key()),
+                isolation=ISOLATION_MODE_PROCESS,
+                superexec_auth_secret=secret,
+            )
+    except _Refused as refused:
+        raise refused.refusal from refused
+    except KeyboardInterrupt:
+        if rejected_signatures:
+            raise rejected_signatures[0] from None
+        raise
+    raise Refusal(f"the connection to {server.address} broke off; see above")
+
+
+def deactivate(server: Server, node_id: int) -> None:
+    """Tell the server that a node with this key is gone."""
+    if server.key is None:
+        return
+    request = DeactivateNodeRequest(node_id=node_id)
+    headers = flower.signed_headers(server.key)
+    with flower.http_client(server.address, server.ca) as client:
+        flower.post(client, flower.DEACTIVATE, request, headers).raise_for_status()
 
 
 @contextlib.contextmanager
 def quick_pulls() -> Iterator[None]:
-    """Have a ServerApp ask sooner for arrays of a reply that are on their way."""
-    # A reply is seen before its arrays are there. Flower then waits for a second.
+    """Let a ServerApp ask sooner for arrays of a reply that have not arrived.
+
+    A reply is seen before its arrays are there, and Flower then waits for a second.
+    """
     if flower.is_plain():
         yield
         return
@@ -878,42 +619,137 @@ def quick_pulls() -> Iterator[None]:
         yield
 
 
-_TERM_S = 6.0  # Flower takes half of it
-_GLANCE_S = 0.5
+@contextlib.contextmanager
+def _adapted(hooks: Hooks, rejected_signatures: list[Refusal]) -> Iterator[None]:
+    """Replace parts of Flower's node by the hooks, within the block."""
 
+    def sleep(seconds: float) -> None:  # 3 s without a message, 0.5 s without a reply
+        (hooks.no_message if seconds > 1 else hooks.no_reply)()
 
-def serve_plainly(
-    server: Server, key: Path | None, config: Path, home: Path, look: Callable[[], None]
-) -> NoReturn:
-    """Have Flower's own node in the federation, with a ``look`` now and then."""
-    trust = ["--insecure"] if server.ca is None else ["--root-certificates", server.ca]
-    proof = [] if key is None else ["--auth-supernode-private-key", key]
-    with socket.create_server((_LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
-    folder = Path(sys.executable).parent
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-I", lifeline.__file__, str(os.getpid())),
-            folder / "flower-supernode",
-            *("--superlink", server.address, *trust, *proof),
-            *("--host", _LOOPBACK, "--port", str(port)),
-            *("--node-config", f"config={json.dumps(str(config))}"),
-        ],
-        env={
-            **os.environ,
-            "PATH": os.pathsep.join((str(folder), os.environ.get("PATH", os.defpath))),
-            "FLWR_HOME": str(home),
-        },
+    def kill(process: int, number: int) -> None:
+        rejected_signatures.append(unknown_key())
+        os.kill(process, number)
+
+    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
+    patches: tuple[tuple[object, str, object], ...] = (
+        (main_loop, "time", SimpleNamespace(sleep=sleep)),
+        (main_loop, "pull_objects", _failing_with_its_run(pull)),
+        # The process handles signals itself: Flower's handlers take seconds.
+        (main_loop, "register_signal_handlers", lambda **_: None),
+        (main_loop, "_init_connection", _announcing(hooks)),
+        (fleet_http_connection, "flwr_exit", _refuse),
+        # Its heartbeat ends the process of a node that the server does not know.
+        (fleet_http_connection, "os", SimpleNamespace(getpid=os.getpid, kill=kill)),
+        (fleet_http_connection, "make_simple_http_retry_invoker", _retries(hooks)),
+        (fleet_http_connection, "HeartbeatSender", _sparing(hooks.is_heard)),
     )
-    try:
-        while process.poll() is None:
-            look()
-            time.sleep(_GLANCE_S)
-        raise Refusal(f"flower-supernode ended with status {process.returncode}")
-    finally:
-        process.terminate()
+    with contextlib.ExitStack() as stack:
+        for module, name, replacement in patches:
+            stack.enter_context(mock.patch.object(module, name, replacement))
+        yield
+
+
+def _failing_with_its_run(receive: Callable[..., T]) -> Callable[..., T]:
+    """Wrap a step of receiving a message, to raise `RunError` if its run has ended.
+
+    Only then does the main loop remove the task that it has made for the message; a
+    runner would wait for that task for ever.
+    """
+
+    @functools.wraps(receive)
+    def wrapped(*args: Any, **kwargs: Any) -> T:
         try:
-            process.wait(_TERM_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            return receive(*args, **kwargs)
+        except RunNotRunningException as error:
+            raise RunError("the run has ended") from error
+
+    return wrapped
+
+
+def _sparing(is_heard: Callable[[], bool]) -> Callable[..., HeartbeatSender]:
+    """Return a factory of heartbeats that are skipped while the server hears the node.
+
+    Each needs a second connection while the first waits for a message.
+    """
+
+    def make(send: Callable[[], bool]) -> HeartbeatSender:
+        return HeartbeatSender(lambda: is_heard() or send())
+
+    return make
+
+
+def _announcing(hooks: Hooks) -> Callable[..., Any]:
+    """Wrap Flower's connection, to call the hooks for a connection and a message."""
+    connect = main_loop._init_connection
+
+    @contextlib.contextmanager
+    def announce(**kwargs: Any) -> Iterator[Any]:
+        with connect(**kwargs) as connection:
+            hooks.connected(connection[0])
+            node_id, receive, *others, confirm_message_received = connection
+
+            def receive_and_announce() -> Any:
+                received = receive()
+                if received is not None:
+                    metadata = received[0].metadata
+                    hooks.received(metadata.message_type, metadata.group_id)
+                return received
+
+            confirm = _failing_with_its_run(confirm_message_received)
+            yield node_id, receive_and_announce, *others, confirm
+
+    return announce
+
+
+def _refuse(code: int, message: str = "") -> NoReturn:  # noqa: ARG001 (as Flower's)
+    match = _CODE.search(message)
+    raise _Refused(refusal_of(int(match[1]) if match else 0, message))
+
+
+def _retries(hooks: Hooks) -> Callable[[], RetryInvoker]:
+    """Return a factory of retries that come soon and report lasting refusals."""
+
+    def make() -> RetryInvoker:
+        invoker = make_simple_http_retry_invoker()
+        gives_up = invoker.should_giveup
+
+        def give_up(error: Exception) -> bool:
+            response = getattr(error, "response", None)
+            if response is not None and response.status_code == 401:
+                raise _Refused(unknown_key())
+            return gives_up is not None and gives_up(error)
+
+        invoker.on_backoff = _both(
+            lambda state: hooks.unreachable(_reason(state.exception)),
+            invoker.on_backoff,
+        )
+        invoker.on_success = _both(lambda _: hooks.reachable(), invoker.on_success)
+        invoker.should_giveup = give_up
+        invoker.wait_gen_factory = lambda: exponential(max_delay=_LONGEST_RETRY_S)
+        return invoker
+
+    return make
+
+
+def _both(
+    first: Callable[[RetryState], None], second: Callable[[RetryState], None] | None
+) -> Callable[[RetryState], None]:
+    def call(state: RetryState) -> None:
+        first(state)
+        if second is not None:
+            second(state)
+
+    return call
+
+
+def _reason(error: Exception | None) -> str:
+    """Describe in few words why a request failed."""
+    response = getattr(error, "response", None)
+    if isinstance(response, httpx.Response):
+        detail = flower.FlowerError.of(response.text).detail
+        return printable(f"HTTP status {response.status_code}: {detail}")
+    return printable(str(error) or type(error).__name__)
+
+
+if __name__ == "__main__":
+    main()

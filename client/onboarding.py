@@ -12,9 +12,10 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
+from knnper.client.activation import holder
 from knnper.client.data_changes import DataChanges
-from knnper.client.flower_node import holder, log_to_stderr
 from knnper.client.node import NodeOptions, run_client
+from knnper.client.node_log import log_to_stderr
 from knnper.client.settings import ClientSettings
 from knnper.client.site import state_of
 from knnper.client.site_state import SiteState

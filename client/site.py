@@ -21,7 +21,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from knnper.client.flower_node import Deadline
+from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import ClientRuntime, Personalized, Served
 from knnper.client.settings import ClientSettings, read_client

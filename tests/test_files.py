@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.flower_node import locked
+from knnper.client.activation import locked
 from knnper.client.site_state import SiteState
 from knnper.errors import RunError
 from knnper.files import (

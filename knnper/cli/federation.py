@@ -592,8 +592,8 @@ def client(
 ) -> None:
     """Take part in a federation until Ctrl-C or SIGTERM."""
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
-    from knnper.client.flower_node import log_to_stderr
     from knnper.client.node import NodeOptions, run_client
+    from knnper.client.node_log import log_to_stderr
     from knnper.client.settings import read_client
 
     log_to_stderr(verbose=verbose)

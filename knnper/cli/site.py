@@ -401,7 +401,7 @@ def onboard(
 ) -> None:
     """Remember a site's own data by a global model, and serve both."""
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
-    from knnper.client.flower_node import log_to_stderr
+    from knnper.client.node_log import log_to_stderr
     from knnper.client.onboarding import join
     from knnper.client.onboarding import onboard as onboard_client
     from knnper.client.settings import read_client

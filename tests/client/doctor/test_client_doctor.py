@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
+from knnper.client.activation import Activation, holder, locked
 from knnper.client.doctor import client_checks
-from knnper.client.flower_node import Activation, holder, locked
 from knnper.client.limits import Answer, Answers, note_refusal
 from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client

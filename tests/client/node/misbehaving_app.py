@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from knnper.client.flower_node import process_ends_after
+from knnper.client.deadline import process_ends_after
 
 app = ClientApp()
 nothing = "no ClientApp"

@@ -20,19 +20,12 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as main_loop
 
 from knnper.client import flower_node
-from knnper.client.flower_node import (
-    DEADLINE_PASSED,
-    Activation,
-    Deadline,
-    NotAcceptedError,
-    Refusal,
-    _as_reply,
-    holder,
-    locked,
-    process_ends_after,
-    refusal_of,
-)
-from knnper.client.node import Patience, WaitLog, require_server
+from knnper.client.activation import Activation, holder, locked
+from knnper.client.deadline import DEADLINE_PASSED, Deadline, process_ends_after
+from knnper.client.flower_node import _as_reply
+from knnper.client.node import require_server
+from knnper.client.node_log import WaitLog
+from knnper.client.refusal import NotAcceptedError, Refusal, RetryPolicy, refusal_of
 from knnper.errors import DataError, RunError
 from knnper.transport.credentials import (
     Identity,
@@ -103,8 +96,10 @@ def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:
     def pull(object_id: str) -> bytes:
         raise RunNotRunningException
 
-    with pytest.raises(RunError, match="the run has ended meanwhile"):
-        flower_node._tidied_up(pull_objects)(["an object"], pull_object_fn=pull)
+    with pytest.raises(RunError, match="the run has ended"):
+        flower_node._failing_with_its_run(pull_objects)(
+            ["an object"], pull_object_fn=pull
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +113,7 @@ def test_reply_to_crash_holds_no_text_of_the_error(kind: type[Exception]) -> Non
 
 CODE = """
 import logging, sys
-from knnper.client.flower_node import log_to_stderr
+from knnper.client.node_log import log_to_stderr
 log_to_stderr(verbose={verbose})
 from flwr.common.logger import log
 import flwr.supernode.start_client_internal as loop
@@ -149,7 +144,7 @@ def test_flowers_own_routine_is_said_only_on_request(verbose: bool) -> None:
 
 HEAD = """
 import logging, time
-from knnper.client.flower_node import Deadline, process_ends_after
+from knnper.client.deadline import Deadline, process_ends_after
 logging.basicConfig()
 """
 
@@ -214,10 +209,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_the_same_reason_is_said_ever_more_seldom(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    patience, said_at = Patience(None), []
+    policy, said_at = RetryPolicy(None), []
     while clock.now < 1000:
         before, now = len(caplog.records), clock.now
-        patience.bear(NotAcceptedError())
+        policy.wait(NotAcceptedError())
         said_at += [round(now)] * (len(caplog.records) - before)
     pauses = [after - one for one, after in itertools.pairwise(said_at)]
     assert said_at[0] == 0
@@ -227,9 +222,9 @@ def test_the_same_reason_is_said_ever_more_seldom(
 def test_another_reason_is_said_at_once(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    patience = Patience(None)
+    policy = RetryPolicy(None)
     for reason in ("nothing answers", "nothing answers", "not registered"):
-        patience.bear(Refusal(reason))
+        policy.wait(Refusal(reason))
     said = [record.getMessage().partition(". ")[0] for record in caplog.records]
     assert said == ["nothing answers", "not registered"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
@@ -285,15 +280,15 @@ def test_a_node_says_that_the_server_is_away_and_when_it_is_back(
 
 
 def test_it_ends_with_the_reason(clock: Clock) -> None:
-    patience, refusal = Patience(20), Refusal("nothing answers")
+    policy, refusal = RetryPolicy(20), Refusal("nothing answers")
     while clock.now < 15:
-        patience.bear(refusal)
+        policy.wait(refusal)
     with pytest.raises(Refusal, match="nothing answers"):
-        patience.bear(refusal)
+        policy.wait(refusal)
     assert clock.now <= 20
     now = clock.now
     with pytest.raises(Refusal, match="of no use"):
-        Patience(20).bear(Refusal("of no use", lasting=True))
+        RetryPolicy(20).wait(Refusal("of no use", lasting=True))
     assert clock.now == now, "trying again would not mend it"
 
 

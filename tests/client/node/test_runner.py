@@ -22,7 +22,7 @@ from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.nodestate import NodeState
 
 from knnper.client import flower_node as flower_supernode
-from knnper.client.flower_node import Orders, RunnerProcess, runtime_api, started
+from knnper.client.flower_node import RunnerOptions, RunnerProcess, runtime_api, started
 from knnper.errors import RunError
 
 APP = "misbehaving_app:app"
@@ -83,7 +83,7 @@ def bare_node(app: str = APP) -> Iterator[BareNode]:
     with (
         mock.patch.dict(os.environ, PYTHONPATH=here, OMP_NUM_THREADS="2"),
         runtime_api(factory, SECRET) as address,
-        started(Orders(address, SECRET.hex(), os.getpid(), app)) as runner,
+        started(RunnerOptions(address, SECRET.hex(), os.getpid(), app)) as runner,
     ):
         runner.wait_until_ready()
         yield BareNode(state, runner)
@@ -159,12 +159,13 @@ def test_a_death_is_answered_at_once_and_the_next_message_played(
 
 
 @pytest.mark.slow
-def test_a_runner_that_was_killed_is_replaced() -> None:
+def test_killed_runner_ends_the_stay_of_its_node() -> None:
     with bare_node() as node:
         runner = int(node.answer("who").split()[1])
         os.kill(runner, signal.SIGKILL)
         _wait_until_gone(runner)
-        assert int(node.answer("who").split()[1]) != runner
+        with pytest.raises(RunError, match="the runner ended with exit status -9"):
+            node.runner.wake()
 
 
 @pytest.mark.slow
