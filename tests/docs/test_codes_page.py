@@ -8,7 +8,7 @@ from knnper.reasons import Code
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
 
-def test_every_code_is_on_the_page() -> None:
+def test_page_lists_every_code() -> None:
     section = PAGE.read_text().partition("### Codes of a site")[2].partition("\n## ")[0]
     rows = [
         line.split("|")[1] for line in section.splitlines() if line.startswith("| `")

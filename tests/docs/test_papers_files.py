@@ -53,9 +53,9 @@ def full_form(path: Path) -> Path:
 def skeleton(plan: Plan) -> object:
     """Return what both forms of a table or figure have in common."""
     if isinstance(plan, Sweep):
-        one = plan.settings
-        axes = one.x, one.series, one.y, one.group
-        return axes, one.grid.keys(), one.variants.keys()
+        settings = plan.settings
+        axes = settings.x, settings.series, settings.y, settings.group
+        return axes, settings.grid.keys(), settings.variants.keys()
     if isinstance(plan, Comparison):
         keys = {name: row[0].values.keys() for name, row in plan.variants.items()}
         return plan.reference, keys
@@ -64,26 +64,26 @@ def skeleton(plan: Plan) -> object:
 
 
 def num_trainings(experiments: Iterable[Experiment]) -> int:
-    return len({training_identity(one) for one in experiments})
+    return len({training_identity(experiment) for experiment in experiments})
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_every_file_is_read_without_its_data(path: Path) -> None:
-    found = read(path)
+def test_file_is_valid_without_its_data(path: Path) -> None:
+    file = read(path)
     commands = re.findall(
-        r"^#   (?:knnper|python -m papers) \w+ (\S+)", found.text, re.MULTILINE
+        r"^#   (?:knnper|python -m papers) \w+ (\S+)", file.text, re.MULTILINE
     )
     # What is shipped is called by its name.
-    assert {find_experiment(one).resolve() for one in commands} <= {path.resolve()}
+    assert {find_experiment(name).resolve() for name in commands} <= {path.resolve()}
 
 
 @pytest.mark.parametrize("path", [*LITTLE, *map(full_form, LITTLE)], ids=str)
-def test_a_file_says_in_a_title_what_it_shows(path: Path) -> None:
+def test_file_has_a_title(path: Path) -> None:
     assert split_title(leading_comment(read(path).text))[0]
 
 
 @pytest.mark.parametrize("path", LITTLE, ids=str)
-def test_a_small_form_is_that_of_a_full_one(path: Path) -> None:
+def test_small_form_matches_the_full_form(path: Path) -> None:
     small, full = read(path), read(full_form(path))
     assert f"#   python -m papers reproduce {path}\n" in small.text
     assert f"#   python -m papers reproduce {full.path}\n" in full.text
@@ -92,33 +92,39 @@ def test_a_small_form_is_that_of_a_full_one(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", OF_CIFAR_10, ids=str)
-def test_the_page_says_how_to_have_cifar_100(
+def test_documented_change_to_cifar_100_works(
     path: Path, listings: Listings, tmp_path: Path
 ) -> None:
     page, _ = PLACE
-    (changes,) = [one for one in listings(page, "yaml") if one.startswith("set:")]
+    (changes,) = [
+        experiment
+        for experiment in listings(page, "yaml")
+        if experiment.startswith("set:")
+    ]
     document: Any = read_yaml(path)
     sections: Any = parse_yaml(changes, page)
-    kept = document.get("set", {})
-    unseen = kept.pop("partition.unseen_fraction", None)
+    settings = document.get("set", {})
+    unseen = settings.pop("partition.unseen_fraction", None)
     if unseen is None:
         del sections["set"]["partition"]["unseen_fraction"]
     else:
         sections["set"]["partition"]["unseen_fraction"] = unseen
-    document["set"] = {**sections["set"], **kept}
+    document["set"] = {**sections["set"], **settings}
     document["experiment"] = str((EXPERIMENTS / document["experiment"]).resolve())
     copy = tmp_path / path.name
     copy.write_text(dump_yaml(document), encoding="utf-8")
-    one = experiment_of(read_file(copy).plan)
-    assert (one.data.name, one.partition.name) == ("cifar100", "pachinko")
-    assert unseen_fraction(one) == unseen_fraction(experiment_of(read(path).plan))
+    experiment = experiment_of(read_file(copy).plan)
+    assert (experiment.data.name, experiment.partition.name) == ("cifar100", "pachinko")
+    assert unseen_fraction(experiment) == unseen_fraction(
+        experiment_of(read(path).plan)
+    )
 
 
 def experiment_of(plan: Plan) -> Experiment:
     assert isinstance(plan, Sweep | FigurePlan)
-    one = plan.experiments[0] if isinstance(plan, Sweep) else plan.experiment
-    assert one is not None
-    return one
+    experiment = plan.experiments[0] if isinstance(plan, Sweep) else plan.experiment
+    assert experiment is not None
+    return experiment
 
 
 def unseen_fraction(experiment: Experiment) -> float:
@@ -128,13 +134,13 @@ def unseen_fraction(experiment: Experiment) -> float:
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_who_deals_to_new_clients_keeps_some_from_training(path: Path) -> None:
+def test_figures_of_new_clients_have_unseen_clients(path: Path) -> None:
     plan = read(path).plan
     if isinstance(plan, FigurePlan) and plan.figure in ("memory", "quality"):
         assert unseen_fraction(experiment_of(plan)) > 0
 
 
-def test_the_page_lists_them_all(rows: Rows) -> None:
+def test_page_lists_every_file(rows: Rows) -> None:
     assert {path.stem.removesuffix(ON_CIFAR) for path in LITTLE} == rows.keys()
     for name, cells in rows.items():
         assert cells[1] == read(EXPERIMENTS / f"{name}.yaml").kind, name
@@ -144,7 +150,7 @@ def test_the_page_lists_them_all(rows: Rows) -> None:
 
 @pytest.mark.parametrize("folder", [EXPERIMENTS, SMALL])
 @pytest.mark.parametrize("together", [("01", "02", "07", "08", "09"), ("04", "11")])
-def test_figures_of_one_model_share_its_training(
+def test_figures_of_one_model_share_a_training(
     folder: Path, together: tuple[str, ...]
 ) -> None:
     paths = [path for name in together for path in folder.glob(f"fig{name}_*.yaml")]
@@ -157,4 +163,4 @@ def experiments_of(paths: Iterable[Path]) -> list[Experiment]:
     """Return what the figures among the files are drawn of."""
     plans = [read(path).plan for path in paths]
     figures = [plan for plan in plans if isinstance(plan, FigurePlan)]
-    return [one.experiment for one in figures if one.experiment is not None]
+    return [plan.experiment for plan in figures if plan.experiment is not None]

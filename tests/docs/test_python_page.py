@@ -33,7 +33,7 @@ OF_METHODS = [
 ]
 
 
-def test_the_public_names_are_these(
+def test_public_names_are_documented(
     tables: Callable[[str], dict[tuple[str, str], dict[str, list[str]]]],
 ) -> None:
     # Who takes one away, or renames it, breaks what users have written.
@@ -47,7 +47,7 @@ def test_the_public_names_are_these(
         _ = knnper.simulat  # type: ignore[attr-defined]
 
 
-def test_the_names_of_methods_are_these() -> None:
+def test_names_for_methods_are_documented() -> None:
     assert strategies.__all__ == OF_METHODS
     assert {*OF_METHODS} <= {*dir(strategies)}
     page = Path("docs/adding_a_method.md").read_text(encoding="utf-8")
@@ -59,13 +59,13 @@ def test_the_names_of_methods_are_these() -> None:
 
 
 @pytest.mark.parametrize("package", [knnper, strategies])
-def test_type_checkers_see_what_is_imported(package: ModuleType) -> None:
+def test_type_checkers_see_the_lazy_imports(package: ModuleType) -> None:
     tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     seen = {
-        one.name: node.module
+        name.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("knnper.")
-        for one in node.names
+        for name in node.names
         if node.module != "knnper.lazy"
     }
     assert seen == vars(package)["_MODULES"]
@@ -79,7 +79,7 @@ PAGES_OF_OWN_CODE = [
 
 
 @pytest.mark.parametrize("page", PAGES_OF_OWN_CODE)
-def test_own_code_imports_public_names_alone(
+def test_own_code_imports_public_names_only(
     page: str, listings: Callable[[str, str], list[str]]
 ) -> None:
     public = {"knnper": knnper.__all__, "knnper.strategies": strategies.__all__}
@@ -88,11 +88,11 @@ def test_own_code_imports_public_names_alone(
     for listing in code:
         for node in ast.walk(ast.parse(listing)):
             if isinstance(node, ast.ImportFrom) and node.module in public:
-                assert {one.name for one in node.names} <= {*public[node.module]}
+                assert {alias.name for alias in node.names} <= {*public[node.module]}
             elif isinstance(node, ast.ImportFrom):
                 assert not str(node.module).startswith("knnper")
             elif isinstance(node, ast.Import):
-                names = {one.name for one in node.names}
+                names = {alias.name for alias in node.names}
                 assert not any(name.startswith("knnper.") for name in names)
 
 
@@ -103,11 +103,11 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 
 
-def test_importing_it_loads_nothing_that_is_not_asked_for() -> None:
+def test_import_loads_no_heavy_package() -> None:
     subprocess.run([sys.executable, "-c", LIGHT], check=True)
 
 
-def test_the_listings_do_what_they_say(
+def test_listings_run(
     listings: Callable[[str, str], list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,8 +119,13 @@ def test_the_listings_do_what_they_say(
         small = "num_rounds=1, partition__num_clients=10, progress=False"
         code = re.sub(r"num_rounds=5", small, listing)
         exec(compile(code, PAGE, "exec"), names)
-    found = names["found"]
-    assert found.names.shape == found.labels.shape == found.weights.shape == (1, 10)
+    neighbors = names["found"]
+    assert (
+        neighbors.names.shape
+        == neighbors.labels.shape
+        == neighbors.weights.shape
+        == (1, 10)
+    )
     assert names["probabilities"].shape == names["logits"].shape
     with knnper.LocalMemory.load("memories/site-a") as memory:
         assert len(memory.store_) == 1000

@@ -52,7 +52,7 @@ class Outer(Settings):
     inner: Inner = Inner()
 
 
-def test_a_table_says_type_range_default_and_meaning() -> None:
+def test_table_has_type_range_default_and_meaning() -> None:
     assert [*reference.described(Outer, "outer", {})] == [
         "What is outside.",
         "| key | type | default | meaning |\n"
@@ -77,7 +77,7 @@ def test_every_name_and_setting_is_described() -> None:
 
 
 @pytest.mark.parametrize("entry", [*METHODS.values(), *PERSONALIZERS.values()])
-def test_a_method_has_its_card(entry: type[Method]) -> None:
+def test_method_has_a_card(entry: type[Method]) -> None:
     text = "\n".join(reference.card(entry, "method"))
     assert entry.unseen in text
     assert re.search(r"\b(19|20)\d\d\b", text) or entry.name == "none"
@@ -90,7 +90,7 @@ def test_notes_belong_to_methods() -> None:
         assert notes <= entries.keys() | {"class_prior"}
 
 
-def test_commands_are_listed_without_those_of_before() -> None:
+def test_commands_are_listed() -> None:
     text = reference.commands()
     assert "`knnper site serve`" in text
     assert "`knnper serve`" not in text
@@ -103,5 +103,7 @@ def test_commands_are_listed_without_those_of_before() -> None:
         ("docs/sweeps.md", "papers/small/fig05_neighbors.yaml"),
     ],
 )
-def test_the_example_is_the_file(listings: Listings, page: str, path: str) -> None:
+def test_example_equals_the_shipped_file(
+    listings: Listings, page: str, path: str
+) -> None:
     assert parse_yaml(listings(page, "yaml")[0], page) == read_yaml(Path(path))

@@ -26,55 +26,57 @@ OUTPUTS = "docs/tutorials/"
 @cache
 def known() -> set[tuple[str, str]]:
     """Return all means with half of their intervals, as pages have them."""
-    found = set()
+    figures = set()
     for results in tables.all_results():
         for result in results.results:
             for column in result.line:
                 if f"{column}_half_width" in result.line:
                     text = result.figure(column).text()
-                    found |= {one.groups() for one in QUOTED.finditer(text)}
+                    figures |= {match.groups() for match in QUOTED.finditer(text)}
     texts = [path.read_text() for path in tables.RESULTS.glob("*.md")]
     for text in (*texts, *differences()):
-        found |= {one.groups() for one in QUOTED.finditer(text)}
-    return found  # type: ignore[return-value]
+        figures |= {match.groups() for match in QUOTED.finditer(text)}
+    return figures  # type: ignore[return-value]
 
 
 def differences() -> list[str]:
     """Return all tables of differences that pages have."""
     pages = (page.read_text(encoding="utf-8") for page in tables.pages())
     marks = itertools.chain.from_iterable(map(tables.marks, pages))
-    return [tables.marked_table(one) for one in marks if "pairs" in one]
+    return [tables.marked_table(mark) for mark in marks if "pairs" in mark]
 
 
 def quoted(page: str) -> list[str]:
     """Return the figures of a page that are in no file, with their lines."""
     text = (ROOT / page).read_text(encoding="utf-8")
     # Listings are what a command prints.
-    without = tables.FENCED.sub(lambda one: "\n" * one[0].count("\n"), text)
+    without = tables.FENCED.sub(lambda match: "\n" * match[0].count("\n"), text)
     return [
-        f"{page}:{number}: {one[0]}"
+        f"{page}:{number}: {match[0]}"
         for number, line in enumerate(without.splitlines(), start=1)
-        for one in QUOTED.finditer(line)
-        if one.groups() not in known()
+        for match in QUOTED.finditer(line)
+        if match.groups() not in known()
     ]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_tables_are_those_of_the_files(page: str) -> None:
+def test_tables_equal_the_result_files(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert tables.rewritten(text) == text, "python -m docs.tables writes them anew"
 
 
-@pytest.mark.parametrize("page", [one for one in PAGES if not one.startswith(OUTPUTS)])
-def test_figures_are_those_of_the_files(page: str) -> None:
-    found = quoted(page)
-    assert not found, "these figures are in no file of docs/results:\n" + "\n".join(
-        found
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if not page.startswith(OUTPUTS)]
+)
+def test_quoted_figures_are_in_result_files(page: str) -> None:
+    unknown = quoted(page)
+    assert not unknown, "these figures are in no file of docs/results:\n" + "\n".join(
+        unknown
     )
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_is_of_the_shipped_one(name: str) -> None:
+def test_result_file_matches_its_shipped_file(name: str) -> None:
     results = tables.read_results(tables.RESULTS / f"{name}.csv")
     plan = read_file(results.source).plan
     assert isinstance(plan, Comparison | Sweep)
@@ -97,7 +99,7 @@ def test_a_file_is_of_the_shipped_one(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [path.stem for path in (tables.RESULTS / tables.POINTS).glob("*.csv")]
 )
-def test_points_are_those_of_the_table(name: str) -> None:
+def test_points_average_to_the_table(name: str) -> None:
     results = tables.read_results(tables.RESULTS / f"{name}.csv")
     points = tables.read_points(tables.RESULTS / tables.POINTS / f"{name}.csv")
     assert results.results
@@ -108,14 +110,16 @@ def test_points_are_those_of_the_table(name: str) -> None:
             if point.name == result.name
             and point.settings == (result.settings if results.is_sweep else {})
         ]
-        found = [one for one in runs if one.figure("seen_average") is not None]
-        assert [one.seed for one in found] == result.line["seeds"].split()
+        finished = [point for point in runs if point.figure("seen_average") is not None]
+        assert [point.seed for point in finished] == result.line["seeds"].split()
         for column in ("seen_average", "unseen_average", "seen_bottom_decile"):
             expected = result.figure(column)
-            counted = estimate(one.figure(column) for one in found)
+            counted = estimate(point.figure(column) for point in finished)
             assert counted.mean == pytest.approx(expected.mean)
             assert counted.half_width == pytest.approx(expected.half_width)
-        assert {one.line["code"] for one in found} == {*result.line["code"].split("; ")}
+        assert {point.line["code"] for point in finished} == {
+            *result.line["code"].split("; ")
+        }
 
 
 HEADER = "seen_average,seen_average_half_width,seen_vs_a,seen_vs_a_half_width,bytes_up"
@@ -130,7 +134,7 @@ a,5,1,0.5,,,0.25,-0.125,A,0
 """
 
 
-def test_a_table_by_hand(tmp_path: Path) -> None:
+def test_marked_tables_by_hand(tmp_path: Path) -> None:
     (tmp_path / "few.csv").write_text(BY_HAND)
     (tmp_path / "swept.csv").write_text(SWEPT)
     (tmp_path / "drawn.md").write_text("| a |\n\n| b |\n")
@@ -163,7 +167,7 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
         ({"each_also_with": True}, []),
     ):
         table = tables.marked_table({**named, **choice}, tmp_path)
-        assert [one.strip("| ") for one in table.splitlines()[2:]] == rows
+        assert [line.strip("| ") for line in table.splitlines()[2:]] == rows
     with pytest.raises(SystemExit, match=r"few\.csv: no row c"):
         tables.marked_table(
             {"files": ["few"], "columns": ["title"], "rows": ["c"]}, tmp_path
@@ -185,7 +189,7 @@ b,9,0,,diverged,,
 """
 
 
-def test_difference_of_two_rows_is_taken_seed_by_seed(
+def test_difference_of_two_rows_is_per_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / tables.POINTS).mkdir()
@@ -223,7 +227,7 @@ def test_difference_of_two_rows_is_taken_seed_by_seed(
         tables.marked_table(pair, tmp_path)
 
 
-def test_the_page_of_all_results_needs_no_net() -> None:
+def test_page_of_all_results_needs_no_network() -> None:
     files = tables.all_results()
     page = tables.offline_page(files)
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -237,10 +241,10 @@ def test_the_page_of_all_results_needs_no_net() -> None:
 
 
 def test_differences_are_to_fedavg_and_to_knn_per() -> None:
-    demo = [one for one in tables.all_results() if one.name == "demo_seeds"]
+    demo = [row for row in tables.all_results() if row.name == "demo_seeds"]
     rows = {
-        (one["result"].name, one["group"]): one["cells"]
-        for one in tables.all_rows(demo)
+        (row["result"].name, row["group"]): row["cells"]
+        for row in tables.all_rows(demo)
     }
     average, vs_fedavg, vs_knn_per = rows["knn_per", "seen"][:3]
     assert average.value == pytest.approx(

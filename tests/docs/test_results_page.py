@@ -55,7 +55,7 @@ def results(place: Path) -> Any:
     return json.loads((place / "runs/demo/results.json").read_text())
 
 
-def test_the_figures_are_described(tables: Tables, results: Any) -> None:
+def test_page_describes_the_figures(tables: Tables, results: Any) -> None:
     pages = tables(PAGE)
     described = {
         ("`results.json`", ""): results,
@@ -67,25 +67,25 @@ def test_the_figures_are_described(tables: Tables, results: Any) -> None:
         assert pages[place].keys() == figures.keys(), place
 
 
-def test_the_columns_are_described(tables: Tables, place: Path) -> None:
+def test_page_describes_the_columns(tables: Tables, place: Path) -> None:
     with (place / "runs/demo/clients.csv").open(newline="") as file:
         columns = next(csv.reader(file))
     assert list(tables(PAGE)["`clients.csv`", ""]) == columns
 
 
-def test_the_columns_of_predictions_are_described(tables: Tables, place: Path) -> None:
-    found = read_schema(place / "runs/demo/predictions.parquet").names
-    assert list(tables(PAGE)["`predictions.parquet`", ""]) == found
+def test_page_describes_the_columns_of_predictions(tables: Tables, place: Path) -> None:
+    columns = read_schema(place / "runs/demo/predictions.parquet").names
+    assert list(tables(PAGE)["`predictions.parquet`", ""]) == columns
 
 
-def test_the_figures_of_a_round_are_described(tables: Tables, place: Path) -> None:
+def test_page_describes_the_figures_of_a_round(tables: Tables, place: Path) -> None:
     lines = (place / "runs/demo/rounds.jsonl").read_text().splitlines()
     described = tables(PAGE)["`rounds.jsonl`", ""]
     always = described.keys() - {"failures"}
     assert [json.loads(line).keys() for line in lines] == [always] * 2
 
 
-def test_the_files_are_described(tables: Tables, place: Path) -> None:
+def test_page_describes_the_files_of_a_run(tables: Tables, place: Path) -> None:
     run = place / "runs/demo"
     described = " ".join(tables("docs/architecture.md")["The run folder", ""])
     for path in run.iterdir():
@@ -94,7 +94,7 @@ def test_the_files_are_described(tables: Tables, place: Path) -> None:
     assert (run / "clients").is_dir()
 
 
-def test_the_listings_read_the_run(
+def test_listings_read_the_run(
     place: Path,
     listings: Listings,
     monkeypatch: pytest.MonkeyPatch,
@@ -114,7 +114,7 @@ def test_the_listings_read_the_run(
     predicted = names["module"](images).argmax(dim=1).numpy()
     groups = [results["seen"], results["unseen"]]
     num_correct = [
-        one["accuracy_weighted"] * one["num_test_examples"] for one in groups
+        group["accuracy_weighted"] * group["num_test_examples"] for group in groups
     ]
     assert (predicted == dataset.test.labels).sum() == round(sum(num_correct))
     exported = load_file("global.safetensors")
@@ -133,7 +133,7 @@ c,0,0,0.0
 """
 
 
-def test_the_listing_makes_a_prior(
+def test_listing_makes_a_prior(
     tmp_path: Path,
     listings: Callable[[str, str], list[str]],
     monkeypatch: pytest.MonkeyPatch,

@@ -61,7 +61,7 @@ def listings_of(page: Path) -> list[Listing]:
         If a listing is none that can be run: its language is another one, a file
         has no name in the line before, or an output follows no commands.
     """
-    text, found = page.read_text(encoding="utf-8"), list[Listing]()
+    text, listings = page.read_text(encoding="utf-8"), list[Listing]()
     last = None
     for match in _FENCED.finditer(text):
         language, content = match.groups()
@@ -70,18 +70,18 @@ def listings_of(page: Path) -> list[Listing]:
         if language == "text":
             if last != "sh":
                 raise ValueError(f"line {line}: an output follows no commands")
-            found[-1] = replace(found[-1], output=content)
+            listings[-1] = replace(listings[-1], output=content)
         elif language == "sh":
-            found.append(Listing(line, language, content))
+            listings.append(Listing(line, language, content))
         elif named is None:
             raise ValueError(f"line {line}: the line before must end with a `file`:")
         elif language in ("diff", *_SAVED):
-            found.append(Listing(line, language, content, named[1]))
+            listings.append(Listing(line, language, content, named[1]))
         else:
             expected = ", ".join(("sh", "text", "diff", *_SAVED))
             raise ValueError(f"line {line}: expected {expected}, found {language}")
         last = language
-    return found
+    return listings
 
 
 def fresh_clone(folder: Path) -> Path:
@@ -133,23 +133,23 @@ def run_listings(
     running.wait(_LONGEST_S)
     written = dict(_sections(running.written))
     return [
-        f"line {one.line}: {problem}"
-        for number, one in enumerate(listings)
-        if (problem := _problem(one, written.get(number)))
+        f"line {listing.line}: {problem}"
+        for number, listing in enumerate(listings)
+        if (problem := _problem(listing, written.get(number)))
     ]
 
 
 def _script(listings: Sequence[Listing], staged: Path) -> Iterator[str]:
     yield f"trap 'echo \"{_FAILED}: $BASH_COMMAND\"' ERR"
     staged.mkdir()
-    for number, one in enumerate(listings):
+    for number, listing in enumerate(listings):
         yield f"echo '{_MARK} {number}'"
-        if one.file is None:
-            yield one.text
+        if listing.file is None:
+            yield listing.text
             continue
-        content, name = staged / str(number), shlex.quote(one.file)
-        content.write_text(one.text, encoding="utf-8")
-        if one.language == "diff":
+        content, name = staged / str(number), shlex.quote(listing.file)
+        content.write_text(listing.text, encoding="utf-8")
+        if listing.language == "diff":
             yield f"{sys.executable} {__file__} {name} {content}"
         else:
             yield f'mkdir -p "$(dirname {name})" && cp {content} {name}'
@@ -181,18 +181,18 @@ def difference(shown: str, written: str) -> str | None:
     """
     numbers = NUMBER.findall(shown)
     matches = re.finditer(_pattern(shown), f"\n{_plain(written)}\n")
-    found = [match.groups() for match in matches]
-    if not found:
+    matched = [match.groups() for match in matches]
+    if not matched:
         return f"shown:\n{shown}\nwritten:\n{written}"
-    if any(_near(numbers, one) for one in found):
+    if any(_near(numbers, candidate) for candidate in matched):
         return None
-    return f"numbers shown: {numbers}\nwritten: {found[0]}"
+    return f"numbers shown: {numbers}\nwritten: {matched[0]}"
 
 
 def _near(shown: Sequence[str], written: Sequence[str]) -> bool:
     return all(
-        abs(float(one) - float(other)) <= _tolerance(one)
-        for one, other in zip(shown, written, strict=True)
+        abs(float(number) - float(other)) <= _tolerance(number)
+        for number, other in zip(shown, written, strict=True)
     )
 
 
@@ -220,7 +220,7 @@ def _pattern(shown: str) -> str:
 
 def _numbers_open(piece: str) -> str:
     """Return a pattern in which every number with a decimal point is a group."""
-    fixed = (re.escape(one) for one in NUMBER.split(piece))
+    fixed = (re.escape(part) for part in NUMBER.split(piece))
     return r"(-?\d+\.\d+)".join(fixed)
 
 

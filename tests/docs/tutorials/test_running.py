@@ -33,7 +33,7 @@ done
         "…\nprogress\n",
     ],
 )
-def test_what_is_shown_was_written(shown: str) -> None:
+def test_matching_output_is_accepted(shown: str) -> None:
     assert difference(shown, WRITTEN) is None
 
 
@@ -49,7 +49,7 @@ def test_what_is_shown_was_written(shown: str) -> None:
         "sha256: 00fe\n",
     ],
 )
-def test_what_is_shown_was_not_written(shown: str) -> None:
+def test_differing_output_is_rejected(shown: str) -> None:
     assert difference(shown, WRITTEN) is not None
 
 
@@ -81,7 +81,7 @@ def test_numbers_may_differ_by_a_twentieth(shown: str, near: str, far: str) -> N
         ([(3, "sh", "echo Error; false\n", None, "Error\n")], None),
     ],
 )
-def test_problems_are_told(
+def test_problems_are_reported(
     tmp_path: Path,
     commands: Commands,
     listings: list[tuple[Any, ...]],
@@ -89,11 +89,11 @@ def test_problems_are_told(
 ) -> None:
     clone = tmp_path / "clone"
     clone.mkdir()
-    found = "\n".join(
-        run_listings([Listing(*one) for one in listings], clone, commands)
+    problems = "\n".join(
+        run_listings([Listing(*listing) for listing in listings], clone, commands)
     )
     if problem is None:
-        assert not found
+        assert not problems
     else:
-        assert problem.split(".*")[0] in found
-        assert problem.split(".*")[-1] in found
+        assert problem.split(".*")[0] in problems
+        assert problem.split(".*")[-1] in problems

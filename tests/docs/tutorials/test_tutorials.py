@@ -72,19 +72,19 @@ def test_python_listings_pass_the_checks(page: Path) -> None:
     # scripts may print. Only files of the repository need docstrings.
     also = "" if page.parent != FOLDER else ",D,S101,ARG002"
     check = ["check", "--ignore", f"I001,T201{also}"]
-    for one in listings_of(page):
-        if one.language == "python":
-            for what in (check, ["format", "--check"]):
-                command = [sys.executable, "-m", "ruff", *what, "--stdin-filename"]
-                found = subprocess.run(
-                    [*command, str(one.file), "-"],
-                    input=one.text,
+    for listing in listings_of(page):
+        if listing.language == "python":
+            for arguments in (check, ["format", "--check"]):
+                command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename"]
+                result = subprocess.run(
+                    [*command, str(listing.file), "-"],
+                    input=listing.text,
                     capture_output=True,
                     text=True,
                     check=False,
                     cwd=ROOT,
                 )
-                assert found.returncode == 0, f"{one.file}: {found.stdout}"
+                assert result.returncode == 0, f"{listing.file}: {result.stdout}"
 
 
 @pytest.mark.parametrize("page", TUTORIALS_WITH_CHANGES, ids=lambda page: page.stem)
@@ -99,22 +99,26 @@ def test_changes_fit_files_of_the_repository(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", IN_A_CLONE, ids=" and ".join)
-def test_the_page_does_what_it_says_in_a_clone(
+def test_tutorial_runs_in_a_clone(
     pages: tuple[str, ...], tmp_path: Path, commands: Commands
 ) -> None:
     clone = fresh_clone(tmp_path / "clone")
-    listings = [one for name in pages for one in listings_of(FOLDER / f"{name}.md")]
+    listings = [
+        listing for name in pages for listing in listings_of(FOLDER / f"{name}.md")
+    ]
     problems = run_listings(listings, clone, commands)
     assert not problems, "\n".join(problems)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", WITH_THE_PACKAGE, ids=" and ".join)
-def test_the_page_does_what_it_says_in_an_empty_folder(
+def test_tutorial_runs_in_an_empty_folder(
     pages: tuple[str, ...], installed: Path, tmp_path: Path, commands: Commands
 ) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
-    listings = [one for name in pages for one in listings_of(FOLDER / f"{name}.md")]
+    listings = [
+        listing for name in pages for listing in listings_of(FOLDER / f"{name}.md")
+    ]
     problems = run_listings(listings, folder, commands, installed)
     assert not problems, "\n".join(problems)
