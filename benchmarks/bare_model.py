@@ -11,9 +11,9 @@ from torch.nn import functional
 from benchmarks.bare_loop import BareImages
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 from knnper.embedding_model import EmbeddingModel
-from knnper.experiment import Choice, Settings
 from knnper.models import MODELS
 from knnper.process import import_torchvision
+from knnper.settings import Choice, Settings
 
 
 def bare_images(data: Dataset) -> tuple[BareImages, BareImages]:

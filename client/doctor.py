@@ -31,9 +31,9 @@ from knnper.data.site_data import SiteData, SiteTask
 from knnper.datastore.examples import StoreError
 from knnper.datastore.store import DATABASE, StoreReader, open_store
 from knnper.errors import CredentialError, DataError, OwnCodeError
-from knnper.experiment import Own
 from knnper.files import is_private
 from knnper.own import Door
+from knnper.settings import Own
 from knnper.strategies.catalogue import KINDS
 from knnper.strategies.core.exported_model import (
     ModelError,

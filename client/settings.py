@@ -10,25 +10,25 @@ from pydantic import Field
 from knnper.data.catalogue import SITE_DATA
 from knnper.data.own_data import OWN_SITE_DATA
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
+from knnper.models import MODELS
+from knnper.own import Door, LocalSettings
+from knnper.settings import (
     Choice,
     Name,
     NonNegativeInt,
     Own,
     PositiveInt,
-    Sections,
+    SectionReader,
     Settings,
     apply_overrides,
     one_of,
     parse_overrides,
     parse_settings,
-    read_yaml,
     shown,
 )
-from knnper.models import MODELS
-from knnper.own import Door, LocalSettings
 from knnper.strategies.catalogue import METHODS
 from knnper.transport.credentials import parse_address
+from knnper.yaml_text import read_yaml
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 MethodName = Annotated[str, one_of(METHODS)]
@@ -208,7 +208,7 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
     def open_own(_section: str, reference: str, _folder: Path | None) -> Own:
         return Door(file.parent).open(reference, OWN_SITE_DATA)
 
-    data = Sections(section, (), problems, open_own).choice("data", SITE_DATA)
+    data = SectionReader(section, (), problems, open_own).choice("data", SITE_DATA)
     parsed = parse_settings(ClientDocument, merged, "", problems)
     if parsed is not None:
         problems.extend(_contradictions(parsed))

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from knnper.datastore.examples import Contents
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import PositiveFloat, Settings
+from knnper.settings import PositiveFloat, Settings
 
 _DEFAULT_STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 

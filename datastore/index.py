@@ -17,8 +17,8 @@ from pydantic import Field
 
 from knnper.datastore.examples import ExamplesMissingError, Ids, StoreDamagedError
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.files import open_plain
+from knnper.settings import NonNegativeInt, PositiveInt, Settings
 
 _LOG = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]

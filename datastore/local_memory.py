@@ -68,8 +68,8 @@ from knnper.datastore.tuning import (
 )
 from knnper.embedding_model import EmbeddingModel, laid_out, split
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import parse_settings
 from knnper.files import read_document, require_plain, write_atomically
+from knnper.settings import parse_settings
 from knnper.trial import require_constant_buffers
 
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]

@@ -14,14 +14,14 @@ from pydantic import Field
 from knnper.datastore.class_prior import ClassPriorSettings
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import KernelName
-from knnper.experiment import (
+from knnper.seeding import RandomKey
+from knnper.settings import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Settings,
     UnitInterval,
 )
-from knnper.seeding import RandomKey
 
 CriterionName = Literal["accuracy", "log_loss", "both"]
 EvidenceName = Literal["validation", "leave_one_out", "auto"]

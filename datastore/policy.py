@@ -20,7 +20,9 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.index import FlatSettings, IndexSettings
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
+from knnper.own import Door, Kind, local_door
+from knnper.seeding import RandomKey
+from knnper.settings import (
     NonNegativeInt,
     Own,
     PositiveFloat,
@@ -28,8 +30,6 @@ from knnper.experiment import (
     Settings,
     one_of,
 )
-from knnper.own import Door, Kind, local_door
-from knnper.seeding import RandomKey
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from torch.nn import functional
 
 from knnper.datastore.examples import Neighbors, require_embeddings, require_labels
 from knnper.datastore.prediction import Vote
-from knnper.experiment import (
+from knnper.seeding import RandomKey
+from knnper.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     Settings,
 )
-from knnper.seeding import RandomKey
 
 BYTES_PER_NUMBER, BYTES_PER_INDEX = 4, 4
 

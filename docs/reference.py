@@ -18,9 +18,10 @@ from typer.core import TyperGroup
 
 from knnper.cli.app import app
 from knnper.client.settings import ClientDocument
-from knnper.experiment import RunSettings, Settings, TrainingSettings
+from knnper.experiment import RunSettings, TrainingSettings
 from knnper.server.settings import ServerSettings
 from knnper.setting_docs import SettingDoc, documented, setting_docs
+from knnper.settings import Settings
 from knnper.simulation.batches.comparison import ComparisonSettings
 from knnper.simulation.batches.sweep import SweepSettings
 from knnper.simulation.catalogue import experiment_catalogue
@@ -31,7 +32,7 @@ from papers.catalogue import FIGURES, FigureFileSettings
 PYTHON = {
     "Runs": ["knnper.simulation.interface"],
     "A local memory": ["knnper.datastore.local_memory", "knnper.datastore.memory"],
-    "Experiments": ["knnper.experiment"],
+    "Experiments": ["knnper.experiment", "knnper.settings"],
     "Methods": ["knnper.strategies.core.method"],
     "Data": ["knnper.data.examples"],
     "Models": ["knnper.embedding_model", "knnper.models"],

@@ -92,8 +92,9 @@ if TYPE_CHECKING:
         Problem,
         RunError,
     )
-    from knnper.experiment import (
-        Experiment,
+    from knnper.experiment import Experiment
+    from knnper.seeding import RandomKey
+    from knnper.settings import (
         NonNegativeFloat,
         NonNegativeInt,
         PositiveFloat,
@@ -103,7 +104,6 @@ if TYPE_CHECKING:
         Settings,
         UnitInterval,
     )
-    from knnper.seeding import RandomKey
     from knnper.simulation.interface import Run, simulate
     from knnper.simulation.partition.schemes import Assignment
     from knnper.strategies.core.method import Method, Personalizer
@@ -117,11 +117,11 @@ else:
         "knnper.datastore.policy": "Policy",
         "knnper.errors": "ConfigError DataError KnnPerError OwnCodeError Problem "
         "RunError",
-        "knnper.experiment": "Experiment NonNegativeFloat NonNegativeInt "
-        "PositiveFloat PositiveFraction PositiveInt ProperFraction Settings "
-        "UnitInterval",
+        "knnper.experiment": "Experiment",
         "knnper.embedding_model": "EmbeddingModel",
         "knnper.seeding": "RandomKey",
+        "knnper.settings": "NonNegativeFloat NonNegativeInt PositiveFloat "
+        "PositiveFraction PositiveInt ProperFraction Settings UnitInterval",
         "knnper.simulation.interface": "Run simulate",
         "knnper.simulation.partition.schemes": "Assignment",
         "knnper.strategies.core.method": "Method Personalizer",

@@ -22,16 +22,16 @@ from torch.nn import functional
 from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
 from knnper.data.normalization import normalizer
 from knnper.errors import ConfigError, OwnCodeError, Problem
-from knnper.experiment import (
+from knnper.layers import FoldingSequential
+from knnper.own import explained
+from knnper.process import import_extra, import_torchvision
+from knnper.settings import (
     PositiveFloat,
     PositiveInt,
     ProperFraction,
     Settings,
     alternatives,
 )
-from knnper.layers import FoldingSequential
-from knnper.own import explained
-from knnper.process import import_extra, import_torchvision
 
 log = logging.getLogger(__name__)
 MemoryFormat = Literal["channels_last", "contiguous"]

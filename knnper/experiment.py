@@ -1,152 +1,66 @@
-"""An experiment: its settings, and how they are read from a file and written."""
+"""An experiment: the fields of its file, and how it is read, checked and written."""
 
-import copy
 import dataclasses
-import difflib
-import functools
 import hashlib
 import itertools
 import json
-import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from knnper.errors import ConfigError, Problem
+from knnper.files import parse_json
+from knnper.settings import (
+    Choice,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenOwn,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    ProperFraction,
+    SectionReader,
+    Settings,
+    SettingsTypes,
+    UnitInterval,
+    alternatives,
+    apply_overrides,
+    dotted,
+    is_name,
+    is_reference,
+    later_defaults,
+    parse_overrides,
+    plain,
+    shown,
+    with_overrides,
 )
+from knnper.yaml_text import dump_yaml, read_yaml
 
-import yaml
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, to_jsonable_python
-
-from knnper.errors import ConfigError, OwnCodeError, Problem
-from knnper.files import MOST_NESTED, parse_json, read_file
-from knnper.reasons import Code, SafeReason
-
-_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-
-Name = Annotated[str, Field(pattern=f"^{_PATTERN}$")]
-
-"""A field of settings that is such a name."""
-
-
-_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
-_REFERENCE = re.compile(f"{_DOTTED}:{_DOTTED}")
-
-Reference = Annotated[str, Field(pattern=f"^{_DOTTED}:{_DOTTED}$")]
-
-"""A field of settings that is ``module:attribute``."""
-
-
-def is_reference(name: object) -> bool:
-    """Return whether ``name`` is ``module:attribute``; both may have dots."""
-    return isinstance(name, str) and _REFERENCE.fullmatch(name) is not None
-
-
-def one_of(known: Collection[str]) -> AfterValidator:
-    """Return what refuses text that is neither in a catalogue nor a reference."""
-
-    def checked(name: str) -> str:
-        if name not in known and not is_reference(name):
-            raise ValueError(f"unknown name {shown(name)}; {alternatives(name, known)}")
-        return name
-
-    return AfterValidator(checked)
-
-
-def is_name(text: str) -> bool:
-    """Whether ``text`` is letters, digits, ``.``, ``_``, ``-``, no sign first."""
-    return re.fullmatch(_PATTERN, text) is not None
-
-
-LARGEST_COUNT = 2**53
-
-"""No client has more examples: up to here, a float holds every integer."""
-
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-UnitInterval = Annotated[float, Field(ge=0, le=1)]  # [0, 1]
-PositiveFraction = Annotated[float, Field(gt=0, le=1)]  # (0, 1]
-ProperFraction = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Base of every settings dataclass: frozen, and unknown keys are refused.
-
-    Attributes
-    ----------
-    later
-        Fields that came after others: they belong to `results_identity` as far as they
-        are not the default, so that earlier runs stay the runs that they are.
-    """
-
-    later: ClassVar[tuple[str, ...]] = ()
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
-
-S_co = TypeVar("S_co", bound=Settings, covariant=True)
-
-
-@dataclass(frozen=True)
-class Choice(Generic[S_co]):
-    """Something chosen by name together with the settings it takes."""
-
-    # In the catalogue, as in ``dirichlet``, or ``module:attribute`` of a user's.
-    name: str
-    settings: S_co  # of what was chosen, validated
-    # A user's attribute; None for what is in the catalogue.
-    entry: Any = field(default=None, compare=False, repr=False)
-    # SHA-256, in hexadecimal, of the source of a user's; else empty.
-    fingerprint: str = field(default="", repr=False)
-    # The settings to build it with if this machine replaces some of them.
-    local: S_co | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def metric_name(self) -> str:
-        """What results call it where it is a metric: a user's by its attribute."""
-        return metric_name(self.name)
-
-
-def metric_name(name: str) -> str:
-    """Return what results call the metric that an experiment names so."""
-    return name.rpartition(":")[2]
-
-
-@dataclass(frozen=True)
-class Own:
-    """Something of a user's that an experiment names; see `knnper.own`."""
-
-    entry: Any
-    settings_type: type[Settings]
-    fingerprint: str  # as of `Choice`
-    file: str = ""  # where the source is
-    folder: Path | None = None  # that was looked into before the Python path
-
-    def require(self, reference: str, expected: str) -> None:
-        """Refuse source other than that with the fingerprint ``expected``."""
-        if self.fingerprint != expected:
-            raise OwnCodeError(
-                f"{reference} is another one here: {self.file or 'it'}, with what it "
-                f"imports beside it, has the fingerprint {self.fingerprint[:12]}, "
-                f"expected {expected[:12] or 'none'}; bring the same files to all "
-                "sides",
-                reason=SafeReason(Code.OWN_CODE_DIFFERS),
-            )
+# The keys of each kind of file; the first kind with one of its keys in the file counts.
+_KIND_KEYS: Mapping[str, Collection[str]] = {
+    "comparison": ("rows", "extends"),
+    "sweep": ("random", "variants", "grid"),
+    "experiment": ("method", "partition"),
+}
+_COMMANDS = {"comparison": "compare", "sweep": "sweep", "experiment": "simulate"}
+# How to turn an experiment into a file of the expected kind.
+_FROM_AN_EXPERIMENT = {
+    "sweep": "name it in a sweep, experiment: FILE, with what to vary, as in grid: "
+    "{training.learning_rate: [0.01, 0.1]}",
+    "comparison": "put its data, partition, model and training into the section base "
+    "of a comparison and each method into rows; knnper init FOLDER --compare makes one "
+    "to start from",
+}
+_NUMERIC = (
+    "seed",
+    "max_failed_fraction",
+    "max_update_norm_ratio",
+    "threads_per_worker",
+    "evaluation_batch_size",
+)
 
 
 @dataclass(frozen=True)
@@ -396,8 +310,8 @@ class TrainingSettings(Settings):
     augmentation: Augmentation = "none"
     precision: Precision | Literal["auto"] = "float32"
     schedule: Schedule = field(default_factory=ConstantSchedule)
-    optimizer: Choice[Settings] = Choice("SGD", SgdSettings())
-    loss: Choice[Settings] = Choice("cross_entropy", Settings())
+    optimizer: Choice[Settings] = field(default=Choice("SGD", SgdSettings()))
+    loss: Choice[Settings] = field(default=Choice("cross_entropy", Settings()))
     class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
     clip_norm: PositiveFloat | None = None
     compression: Choice[Settings] | None = None
@@ -625,7 +539,9 @@ class Experiment:
         }
 
 
-SettingsTypes = Mapping[str, type[Settings]]
+SECTIONS = tuple(
+    field.name for field in dataclasses.fields(Experiment) if field.compare
+)
 
 
 @dataclass(frozen=True)
@@ -643,441 +559,12 @@ class Catalogue:
     # Finds what in an otherwise valid experiment does not go together.
     check: Callable[[Experiment], Sequence[Problem]]
     # Finds what a user brought; an `OwnCodeError` says why it is not there.
-    open_own: "OpenOwn | None" = None
+    open_own: OpenOwn | None = None
     # As the first ones, of the sections ``training`` and ``run``.
     optimizer: SettingsTypes = field(default_factory=lambda: {"SGD": SgdSettings})
     loss: SettingsTypes = field(default_factory=lambda: {"cross_entropy": Settings})
     compression: SettingsTypes = field(default_factory=dict)
     metric: SettingsTypes = field(default_factory=dict)
-
-
-OpenOwn = Callable[[str, str, Path | None], Own]
-"""``(section, reference, folder) -> Own``."""
-
-_MOST_ADDED_BY_ALIASES = 1_000_000  # characters, beside twice the length of the text
-_LONGEST_INTEGER = 1000  # characters; PyYAML needs quadratic time for `!!int 1:1:1:...`
-_INTEGER_TAG = "tag:yaml.org,2002:int"
-LONGEST_VALUE = 60
-_LOG = logging.getLogger(__name__)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Ask whether the most similar known name was meant; empty if none is similar.
-
-    Capitals do not count: ``adamw`` is ``AdamW`` rather than ``Adam``.
-    """
-    names = {candidate.casefold(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.casefold(), list(names), n=1)
-    return f"did you mean {names[matches[0]]!r}?" if matches else ""
-
-
-def alternatives(name: str, known: Iterable[str]) -> str:
-    """Return what could have been meant by ``name``: the nearest, then all of them."""
-    names = sorted(known)
-    everything = f"known: {', '.join(names)}" if names else "none are known here"
-    return " ".join(filter(None, (nearest(name, names), everything)))
-
-
-def shown(value: object) -> str:
-    """Return ``value`` as it would be written in a file, cut where it gets long."""
-    text = json.dumps(value, default=repr, ensure_ascii=False)
-    if len(text) <= LONGEST_VALUE:
-        return text
-    return f"{text[:LONGEST_VALUE]}..."
-
-
-S = TypeVar("S", bound=Settings)
-
-# By pydantic's name of an error; the braces are filled from the error's context.
-_EXPECTATIONS = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "dataclass_type": "a mapping; write {{}} for the defaults",
-    "none_required": "null",
-    "finite_number": "a finite number",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
-    "string_too_short": "text of at least {min_length} characters",
-    "string_too_long": "text of at most {max_length} characters",
-    "string_pattern_mismatch": "text that matches {pattern}",
-}
-
-# By the name of a limit, in pydantic as in its errors.
-_LIMITS = {
-    "gt": "greater than",
-    "ge": "of at least",
-    "lt": "less than",
-    "le": "of at most",
-}
-
-
-def parse_settings(
-    settings_type: type[S],
-    value: object,
-    place: str,
-    problems: list[Problem],
-    hint: str = "",
-) -> S | None:
-    """Return ``value`` as ``settings_type``, or None after adding to ``problems``."""
-    try:
-        # mypy takes the hash of a class for that of its instances.
-        adapter = _adapter(settings_type)  # type: ignore[arg-type]
-        parsed: S = adapter.validate_json(json.dumps(value))
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        problems.extend(_translate(settings_type, details, place, hint))
-        return None
-    return parsed
-
-
-# Making one takes longer than using it.
-_adapter = functools.cache(TypeAdapter[Any])
-
-
-def _translate(
-    settings_type: type[Settings],
-    details: Sequence[ErrorDetails],
-    place: str,
-    hint: str,
-) -> Iterable[Problem]:
-    """Yield one problem a place: each member of a union has its own complaint."""
-    messages: dict[str, list[str]] = {}
-    inner = {detail["loc"][:-1] for detail in details}
-    for detail in details:
-        if detail["type"] == "too_short" and detail["loc"] in inner:
-            continue
-        keys, parent, annotation = _resolve(settings_type, detail["loc"])
-        message = _message(detail, parent, annotation, hint)
-        where = ".".join(key for key in (place, *keys) if key)
-        messages.setdefault(where or "document", []).append(message)
-    for where, complaints in messages.items():
-        yield Problem(where, ", or ".join(dict.fromkeys(complaints)))
-
-
-def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -> str:
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind == "unexpected_keyword_argument":
-        names = [field.name for field in dataclasses.fields(parent)]
-        return f"unknown setting; {alternatives(str(detail['loc'][-1]), names)}{hint}"
-    if kind == "missing":
-        return "expected a value, found nothing; there is no default"
-    if kind == "value_error":
-        return str(context["error"])
-    if kind == "union_tag_not_found":
-        return "expected a key 'name' that says which one is meant, found none"
-    value = shown(detail["input"])
-    if kind == "union_tag_invalid":
-        known = alternatives(context["tag"], _quoted(context["expected_tags"]))
-        return f"unknown name {context['tag']!r}; {known}"
-    if kind == "literal_error":
-        guess = nearest(str(detail["input"]), _quoted(context["expected"]))
-        return f"found {value}, expected {context['expected']}; {guess}".rstrip("; ")
-    expected = _expected(kind, context, annotation)
-    if expected is None:
-        return f"found {value}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return f"found {value}, expected {expected}"
-
-
-def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str | None:
-    """Return what would be right; None for an error that has no words here."""
-    if not context.keys() & _LIMITS.keys():
-        words = _EXPECTATIONS.get(kind)
-        return words and words.format(**context)
-    # Both ends of what a number may be, also the one that was not missed.
-    limits = {**_limits(annotation), **context}
-    if limits.keys() == {"ge", "le"}:
-        return f"a number from {limits['ge']:.12g} to {limits['le']:.12g}"
-    ends = ((words, limits[name]) for name, words in _LIMITS.items() if name in limits)
-    return "a number " + " and ".join(f"{words} {end:.12g}" for words, end in ends)
-
-
-def _limits(annotation: object) -> dict[str, Any]:
-    """Return the limits in an annotation, by their names in `_LIMITS`."""
-    if get_origin(annotation) in (Union, UnionType):
-        members = [member for member in get_args(annotation) if member is not NoneType]
-        return _limits(members[0]) if len(members) == 1 else {}
-    if get_origin(annotation) is not Annotated:
-        return {}
-    fields = [field for field in get_args(annotation) if isinstance(field, FieldInfo)]
-    limits = [limit for field in fields for limit in field.metadata]
-    return {
-        name: getattr(constraint, name)
-        for constraint in limits
-        for name in _LIMITS
-        if hasattr(constraint, name)
-    }
-
-
-def _quoted(text: str) -> list[str]:
-    """Return what stands between single quotes in ``text``."""
-    return text.split("'")[1::2]
-
-
-def _resolve(
-    settings_type: type[Settings], location: Sequence[str | int]
-) -> tuple[list[str], Any, object]:
-    """Return the keys in pydantic's ``location``, what holds the last, and its type."""
-    keys: list[str] = []
-    annotation: object = settings_type
-    parent: Any = annotation
-    for part in location:
-        parent = _bare(annotation)
-        annotation, is_key = _step(parent, part)
-        keys += [str(part)] * is_key
-    return keys, parent, annotation
-
-
-def _step(annotation: object, part: str | int) -> tuple[object, bool]:
-    """Return the type of ``part`` of a value, and whether ``part`` is a key in it."""
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return get_type_hints(annotation, include_extras=True).get(str(part)), True
-    members = get_args(annotation)
-    if get_origin(annotation) in (Union, UnionType):
-        tagged = (member for member in members if getattr(member, "name", None) == part)
-        return next(tagged, None), False
-    elements = [member for member in members if member is not Ellipsis]
-    return (elements[-1] if elements else None), True
-
-
-def _bare(annotation: object) -> Any:
-    """Return ``annotation`` without its ranges and without ``| None``."""
-    if get_origin(annotation) is Annotated:
-        return _bare(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        members = [member for member in get_args(annotation) if member is not NoneType]
-        return _bare(members[0]) if len(members) == 1 else annotation
-    return annotation
-
-
-class _ExperimentLoader(yaml.SafeLoader):
-    """Reads YAML 1.2's plain values and refuses a key that occurs twice.
-
-    PyYAML follows YAML 1.1, where ``1e-3`` is text, ``no`` is false, ``010`` is 8 and
-    ``1:30`` is 90. It also lets ten lines of aliases stand for 10^10 values, which
-    whatever copies or writes the document would spell out; here they are counted.
-    """
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (as in the base class)
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._most_characters = 2 * len(text) + _MOST_ADDED_BY_ALIASES
-        self._num_levels = 0  # around the node that is being composed
-        # Of each composed node with its aliases spelled out: characters and levels.
-        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node; refuse one that is nested or expanded too far."""
-        is_alias = self.check_event(yaml.AliasEvent)
-        self._num_levels += 1
-        _require_depth(self._num_levels, self.peek_event())  # type: ignore[no-untyped-call]
-        node = super().compose_node(parent, index)
-        self._num_levels -= 1
-        if node is not None and not is_alias:
-            self._sizes[node] = self._expanded(node)
-        return node
-
-    def _expanded(self, node: yaml.Node) -> tuple[int, int]:
-        parts: list[Any] = node.value
-        if isinstance(node, yaml.ScalarNode):
-            if node.tag == _INTEGER_TAG and len(parts) > _LONGEST_INTEGER:
-                problem = f"an integer has more than {_LONGEST_INTEGER} characters"
-                raise _malformed(problem, node)
-            return 1 + len(parts), 1
-        if isinstance(node, yaml.MappingNode):
-            parts = list(itertools.chain.from_iterable(parts))
-        # A node that contains itself has no size yet; `parse_yaml` refuses it.
-        sizes = [self._sizes.get(part, (0, 0)) for part in parts]
-        num_characters = 1 + sum(size for size, _ in sizes)
-        num_levels = 1 + max((levels for _, levels in sizes), default=0)
-        _require_depth(num_levels, node)
-        if num_characters > self._most_characters:
-            raise _malformed(
-                "aliases expand this value to more than "
-                f"{self._most_characters} characters; write the values out",
-                node,
-            )
-        return num_characters, num_levels
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return the mapping that comes next, once its keys have been looked at."""
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            problem = None
-            if not isinstance(key, yaml.ScalarNode):
-                problem = "a key must be plain text"
-            elif key.value in seen:
-                problem = f"the key {key.value!r} occurs twice; keep one of the two"
-            if problem is not None:
-                raise _malformed(problem, key)
-            seen.add(key.value)
-        return node
-
-
-def _malformed(problem: str, at: Any) -> yaml.MarkedYAMLError:
-    """Return the error at a node, or at an event."""
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
-
-
-def _require_depth(num_levels: int, at: Any) -> None:
-    if num_levels > MOST_NESTED:
-        problem = f"values are nested more than {MOST_NESTED} levels deep"
-        raise _malformed(problem, at)
-
-
-class _ExperimentDumper(yaml.SafeDumper):
-    """Quotes text that the loader, or any reader of YAML 1.1, would take for more."""
-
-
-_PLAIN_VALUES = {
-    "null": (r"~|null|Null|NULL|", "~nN\0"),
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
-    "float": (
-        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-}
-
-for _kind, (_pattern, _first) in _PLAIN_VALUES.items():
-    for _yaml in (_ExperimentLoader, _ExperimentDumper):
-        _yaml.add_implicit_resolver(
-            f"tag:yaml.org,2002:{_kind}",
-            re.compile(f"^(?:{_pattern})$"),
-            ["" if character == "\0" else character for character in _first],
-        )
-
-
-def dump_yaml(value: Any) -> str:
-    """Return plain values as YAML that `parse_yaml` reads back unchanged."""
-    return yaml.dump(value, Dumper=_ExperimentDumper, sort_keys=False)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Return the value of ``text``."""
-    try:
-        value = yaml.load(text, _ExperimentLoader)
-        json.dumps(value)
-    except yaml.YAMLError as error:
-        raise ConfigError([_as_problem(error)], source) from error
-    # PyYAML raises these at a value that does not fit its tag, such as `!!bool x`.
-    except (
-        *(ArithmeticError, AttributeError, LookupError),
-        *(TypeError, ValueError, RecursionError),
-    ) as error:
-        message = f"holds a value that is not text, a number, a list or so: {error}"
-        raise ConfigError([Problem("document", message)], source) from error
-    return value
-
-
-def read_yaml(path: Path, missing: str = "expected the path of a YAML file") -> Any:
-    """Return the value of the YAML file at ``path``; say ``missing`` without one."""
-    source = str(path)
-    try:
-        return parse_yaml(read_file(path).decode("utf-8"), source)
-    except FileNotFoundError as error:
-        message = f"there is no such file; {missing}"
-        raise ConfigError([Problem(source, message)], source) from error
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"expected a readable text file in UTF-8: {error}"
-        raise ConfigError([Problem(source, message)], source) from error
-
-
-def _as_problem(error: yaml.YAMLError) -> Problem:
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return Problem("document", f"invalid YAML: {error}")
-    mark = error.problem_mark
-    place = f"line {mark.line + 1}, column {mark.column + 1}"
-    context = f"{error.context}, " if error.context else ""
-    return Problem(place, f"invalid YAML: {context}{error.problem}")
-
-
-@dataclass(frozen=True)
-class Override:
-    """One setting that replaces what a file says."""
-
-    path: tuple[str, ...]
-    value: Any
-
-
-def parse_overrides(
-    texts: Sequence[str], problems: list[Problem]
-) -> tuple[Override, ...]:
-    """Return the overrides among ``texts``; what is malformed joins ``problems``."""
-    overrides = []
-    for text in texts:
-        name, equals, value = text.partition("=")
-        path = tuple(part.strip() for part in name.split("."))
-        if not equals or not all(path):
-            expected = "expected KEY=VALUE, as in training.num_rounds=50"
-            problems.append(Problem("override", f"{expected}, found {shown(text)}"))
-            continue
-        try:
-            overrides.append(Override(path, parse_yaml(value, text)))
-        except ConfigError as error:
-            reasons = "; ".join(problem.message for problem in error.problems)
-            message = f"found {shown(value)}, expected a YAML value: {reasons}"
-            problems.append(Problem(".".join(path), message))
-    return tuple(overrides)
-
-
-def with_overrides(source: str, overrides: Sequence[str]) -> str:
-    """Return what errors call ``source`` once it is changed by ``overrides``."""
-    return f"{source} with {', '.join(overrides)}" if overrides else source
-
-
-def apply_overrides(
-    document: Mapping[str, Any], overrides: Sequence[Override], problems: list[Problem]
-) -> dict[str, Any]:
-    """Return a copy of ``document`` with ``overrides`` made in order: the last wins."""
-    result = copy.deepcopy(dict(document))
-    for override in overrides:
-        *above, last = override.path
-        mapping = result
-        for depth, part in enumerate(above, start=1):
-            below = mapping.get(part)
-            mapping[part] = below = {} if below is None else below
-            if not isinstance(below, dict):
-                section = ".".join(above[:depth])
-                message = (
-                    f"{section} is {shown(below)} and holds no settings; set {section} "
-                    "as a whole"
-                )
-                problems.append(Problem(".".join(override.path), message))
-                break
-            mapping = below
-        else:
-            mapping[last] = override.value
-    return result
-
-
-SECTIONS = tuple(
-    field.name for field in dataclasses.fields(Experiment) if field.compare
-)
-
-# The keys of each kind of file; the first kind with one of its keys in the file counts.
-_KIND_KEYS: Mapping[str, Collection[str]] = {
-    "comparison": ("rows", "extends"),
-    "sweep": ("random", "variants", "grid"),
-    "experiment": ("method", "partition"),
-}
-_COMMANDS = {"comparison": "compare", "sweep": "sweep", "experiment": "simulate"}
-# How to turn an experiment into a file of the expected kind.
-_FROM_AN_EXPERIMENT = {
-    "sweep": "name it in a sweep, experiment: FILE, with what to vary, as in grid: "
-    "{training.learning_rate: [0.01, 0.1]}",
-    "comparison": "put its data, partition, model and training into the section base "
-    "of a comparison and each method into rows; knnper init FOLDER --compare makes one "
-    "to start from",
-}
 
 
 def require_kind(document: object, expected: str, source: str) -> None:
@@ -1139,14 +626,10 @@ def load_experiment(
         raise ConfigError([Problem("document", message)], source)
     require_kind(document, "experiment", source)
     problems: list[Problem] = []
-    parsed = [
-        _with_new_name(override) for override in parse_overrides(overrides, problems)
-    ]
-    merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
-    # An override may bring a section as a whole.
-    merged = _with_new_names(merged, problems)
-    sections = Sections(merged, parsed, problems, catalogue.open_own, folder)
-    experiment = sections.experiment(catalogue)
+    parsed = parse_overrides(overrides, problems)
+    merged = apply_overrides(document, parsed, problems)
+    reader = _ExperimentReader(merged, parsed, problems, catalogue.open_own, folder)
+    experiment = reader.experiment(catalogue)
     if experiment is not None and not problems:
         problems.extend(catalogue.check(experiment))
     if experiment is None or problems:
@@ -1154,65 +637,15 @@ def load_experiment(
     return experiment
 
 
-RENAMED_SETTINGS: Mapping[str, str] = {
-    "method.newcomer_epochs": "unseen_epochs",
-    "method.newcomer_steps": "unseen_steps",
-    "run.federation.hand_over_timeout_s": "distribution_timeout_s",
-}
-
-"""What settings of 0.1.0 are called now; the old names are taken for one version."""
-
-
-def _with_new_names(
-    document: Mapping[str, Any], problems: list[Problem]
-) -> dict[str, Any]:
-    """Return a copy in which old names are replaced."""
-    result = copy.deepcopy(dict(document))
-    for place, new in RENAMED_SETTINGS.items():
-        *above, old = place.split(".")
-        section: Any = result
-        for part in above:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or old not in section:
-            continue
-        _notify(place, new)
-        if new in section:
-            problems.append(Problem(place, f"is called {new} now; give it once"))
-        section[new] = section.pop(old)
-    return result
-
-
-def _with_new_name(override: Override) -> Override:
-    place = ".".join(override.path)
-    if place not in RENAMED_SETTINGS:
-        return override
-    _notify(place, RENAMED_SETTINGS[place])
-    return Override((*override.path[:-1], RENAMED_SETTINGS[place]), override.value)
-
-
-@functools.cache
-def _notify(old: str, new: str) -> None:
-    """Log once in a process that a name is old."""
-    _LOG.warning("the setting %s is called %s now; the old name goes soon", old, new)
-
-
-@dataclass(frozen=True)
-class Sections:
-    """Reads the sections of one document and collects what is wrong with them."""
-
-    document: Mapping[str, Any]
-    overrides: Sequence[Override]
-    problems: list[Problem]
-    open_own: OpenOwn | None = None
-    folder: Path | None = None  # to which paths in the document refer
-    folders: list[Path] = field(default_factory=list)  # where users' code was found
+class _ExperimentReader(SectionReader):
+    """Reads the sections of an experiment."""
 
     def experiment(self, catalogue: Catalogue) -> Experiment | None:
         """Return the experiment; None when a section of it is wrong."""
         for key in self.document:
             if key not in SECTIONS:
                 known = alternatives(str(key), SECTIONS)
-                self._add(str(key), f"unknown section; {known}")
+                self.add_problem(str(key), f"unknown section; {known}")
         name = self._name()
         data = self.choice("data", catalogue.data)
         partition = self.choice("partition", catalogue.partition)
@@ -1239,21 +672,21 @@ class Sections:
         """Return what says which examples are kept, if it is a user's."""
         for place, value in dotted(plain(personalization)):
             if place.endswith("store.policy") and is_reference(value):
-                return self._own("personalization.store.policy", str(value), {})
+                return self.own_choice("personalization.store.policy", str(value), {})
         return None
 
     def _training(self, catalogue: Catalogue) -> TrainingSettings | None:
         """Return the section ``training``, in which some things are chosen by name."""
         section = self.document.get("training", {})
         if not isinstance(section, Mapping):
-            return self._settings("training", TrainingSettings)
+            return self.parse("training", TrainingSettings)
         inner = {
             "optimizer": catalogue.optimizer,
             "loss": catalogue.loss,
             "compression": catalogue.compression,
         }
         plain_settings = {key: section[key] for key in section if key not in inner}
-        training = self._settings("training", TrainingSettings, plain_settings)
+        training = self.parse("training", TrainingSettings, plain_settings)
         chosen = {
             name: self.choice(f"training.{name}", known, value=section[name])
             for name, known in inner.items()
@@ -1271,11 +704,11 @@ class Sections:
         if not isinstance(section_values, Mapping) or not isinstance(
             section_values.get("metrics"), list
         ):
-            return self._settings("run", RunSettings)
+            return self.parse("run", RunSettings)
         plain_settings = {
             key: value for key, value in section_values.items() if key != "metrics"
         }
-        run = self._settings("run", RunSettings, plain_settings)
+        run = self.parse("run", RunSettings, plain_settings)
         choices = [
             self.choice(section, catalogue.metric, value=value)
             for value in section_values["metrics"]
@@ -1288,19 +721,10 @@ class Sections:
             )
             if is_ours or names.count(metric.metric_name) > 1:
                 message = f"found {metric.metric_name} twice, expected different names"
-                self._add(section, message)
+                self.add_problem(section, message)
         if run is None or len(metrics) < len(choices):
             return None
         return dataclasses.replace(run, metrics=metrics)
-
-    def _own_code(self) -> Path | None:
-        """Return the folder in which users' code is looked for first."""
-        own_code = self.document.get("own_code")
-        if isinstance(own_code, str):
-            return Path(own_code) if self.folder is None else self.folder / own_code
-        if own_code is not None and not isinstance(own_code, Mapping):
-            self._add("own_code", f"found {shown(own_code)}, expected a folder")
-        return self.folder
 
     def _name(self) -> str | None:
         name = self.document.get("name")
@@ -1311,66 +735,8 @@ class Sections:
             "expected a name for the run's folder: letters, digits, '.', '_' and '-', "
             f"a letter or digit first; found {shown_name}"
         )
-        self._add("name", message)
+        self.add_problem("name", message)
         return None
-
-    def choice(
-        self,
-        section: str,
-        known: SettingsTypes,
-        default: str | None = None,
-        value: object = None,
-    ) -> Choice[Settings] | None:
-        """Return what a section chooses by name; None if it is wrong.
-
-        The section is ``value``, or that of the document.
-        """
-        may_be_a_name = value is not None or default is not None
-        if value is None:
-            value = self.document.get(section, {} if default else None)
-        if isinstance(value, str) and may_be_a_name:
-            value = {"name": value}
-        if not isinstance(value, Mapping):
-            shown_value = "nothing" if value is None else shown(value)
-            example = f"{{name: {sorted(known)[0]}}}" if known else "{name: ...}"
-            self._add(
-                section, f"found {shown_value}, expected a mapping such as {example}"
-            )
-            return None
-        name = value.get("name", default)
-        settings = {key: item for key, item in value.items() if key != "name"}
-        if is_reference(name) and self.open_own is not None:
-            return self._own(section, str(name), settings)
-        if not isinstance(name, str) or name not in known:
-            shown_value = (
-                "found no name" if name is None else f"unknown name {shown(name)}"
-            )
-            nearest = alternatives(str(name), known)
-            self._add(f"{section}.name", f"{shown_value}; {nearest}")
-            return None
-        parsed = self._settings(section, known[name], settings)
-        return None if parsed is None else Choice(name, parsed)
-
-    def _own(
-        self, section: str, reference: str, settings: Mapping[str, Any]
-    ) -> Choice[Settings] | None:
-        """Return what a user brought; None if it is not there or its settings wrong."""
-        assert self.open_own is not None, "asked before"
-        expected = self.document.get("own_code")
-        try:
-            own_code = self.open_own(section, reference, self._own_code())
-            if isinstance(expected, Mapping):
-                own_code.require(reference, str(expected.get(reference, "")))
-        except OwnCodeError as error:
-            place = f"{section}.name"
-            self.problems.append(Problem(place, str(error), error.reasons))
-            return None
-        if own_code.folder is not None:
-            self.folders.append(own_code.folder)
-        parsed = self._settings(section, own_code.settings_type, settings)
-        if parsed is None:
-            return None
-        return Choice(reference, parsed, own_code.entry, own_code.fingerprint)
 
     def _personalization(
         self, catalogue: Catalogue, method: Choice[Settings] | None
@@ -1389,35 +755,6 @@ class Sections:
         if default is None:
             return None
         return self.choice("personalization", catalogue.personalization, default)
-
-    def _settings(
-        self, section: str, settings_type: type[S], value: object = None
-    ) -> S | None:
-        if value is None:
-            value = self.document.get(section, {})
-        hint = self._hint(section)
-        return parse_settings(settings_type, value, section, self.problems, hint)
-
-    def _hint(self, section: str) -> str:
-        """Return how to get rid of keys that belong to what an override replaced."""
-        for chooser in (section, *["method"] * (section == "personalization")):
-            changes = {(chooser,), (chooser, "name")}
-            names = [
-                override.value
-                for override in self.overrides
-                if override.path in changes
-            ]
-            if names:
-                whole = "{}" if chooser != section else f"{{name: {names[-1]}}}"
-                return (
-                    f"; an override changed {chooser}: if this key belongs to the "
-                    "former one, replace the section, "
-                    f"--set '{section}={whole}'"
-                )
-        return ""
-
-    def _add(self, place: str, message: str) -> None:
-        self.problems.append(Problem(place, message))
 
 
 def is_timed_by_clients(training: TrainingSettings) -> bool:
@@ -1482,33 +819,12 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
             yield Problem("training.schedule.milestones", message)
 
 
-_NUMERIC = (
-    "seed",
-    "max_failed_fraction",
-    "max_update_norm_ratio",
-    "threads_per_worker",
-    "evaluation_batch_size",
-)
-
-
 def to_document(experiment: Experiment) -> dict[str, Any]:
     """Return every setting of ``experiment``, defaults too, as plain values."""
     document = {name: plain(getattr(experiment, name)) for name in SECTIONS}
     if experiment.own_code is None:
         del document["own_code"]
     return document
-
-
-def plain(value: object) -> Any:
-    """Return settings as plain values, what is chosen by name as in a file."""
-    if isinstance(value, Choice):
-        return {"name": value.name, **plain(value.settings)}
-    if isinstance(value, Settings):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: plain(getattr(value, name)) for name in names}
-    if isinstance(value, tuple):
-        return [plain(item) for item in value]
-    return to_jsonable_python(value)
 
 
 def to_yaml(experiment: Experiment) -> str:
@@ -1544,11 +860,6 @@ def results_identity(experiment: Experiment) -> str:
     called and wherever they run.
     """
     relevant = relevant_settings(experiment)
-    # Runs of 0.1.0 stay the runs that they are: by the names that settings had then.
-    for place, new in RENAMED_SETTINGS.items():
-        section, _, old = place.partition(".")
-        if new in relevant[section]:
-            relevant[section][old] = relevant[section].pop(new)
     run = relevant.pop("run")
     text = json.dumps([run, relevant], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -1577,21 +888,3 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
             place: reference.fingerprint for place, reference in own_code.items()
         }
     return {**relevant, "run": run}
-
-
-def later_defaults(chosen: Choice[Settings] | Settings) -> list[str]:
-    """Return those of the settings in ``later`` that are the default."""
-    settings = chosen.settings if isinstance(chosen, Choice) else chosen
-    default_of = {field.name: field.default for field in dataclasses.fields(settings)}
-    return [
-        name for name in settings.later if getattr(settings, name) == default_of[name]
-    ]
-
-
-def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is no mapping, with its dotted key behind ``place``."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from dotted(value, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", value

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knnper.errors import OwnCodeError
-from knnper.experiment import Choice, Settings
 from knnper.own import Kind, arguments, given_to
+from knnper.settings import Choice, Settings
 
 Labels: TypeAlias = NDArray[np.int64]  # (n,), n at least 1
 Probabilities: TypeAlias = NDArray[

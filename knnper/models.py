@@ -24,10 +24,6 @@ from knnper.embedding_model import (
     train_only,
 )
 from knnper.errors import ConfigError, OwnCodeError, Problem
-from knnper.experiment import (
-    Choice,
-    Settings,
-)
 from knnper.layers import use_faster_layers
 from knnper.networks import (
     LeafCnn,
@@ -49,6 +45,7 @@ from knnper.pretrained import (
 )
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, Settings
 from knnper.trial import try_out
 from knnper.weight_files import (
     TrainedTensors,

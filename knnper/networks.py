@@ -13,13 +13,9 @@ from torch.nn import functional
 
 from knnper.data.examples import InputSpec
 from knnper.embedding_model import ModelSettings, Network, require_input
-from knnper.experiment import (
-    PositiveFraction,
-    PositiveInt,
-    ProperFraction,
-)
 from knnper.layers import TolerantBatchNorm2d
 from knnper.process import import_torchvision
+from knnper.settings import PositiveFraction, PositiveInt, ProperFraction
 
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:

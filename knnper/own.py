@@ -27,16 +27,16 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from knnper.errors import ConfigError, KnnPerError, OwnCodeError, Problem, kind_of
-from knnper.experiment import (
+from knnper.reasons import Code, SafeReason
+from knnper.settings import (
     Own,
     Reference,
     Settings,
     alternatives,
     nearest,
     parse_settings,
-    read_yaml,
 )
-from knnper.reasons import Code, SafeReason
+from knnper.yaml_text import read_yaml
 
 # The files of users' code: errors in them are theirs.
 _FILES = set[str]()

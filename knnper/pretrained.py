@@ -24,8 +24,8 @@ from knnper.embedding_model import (
     split,
 )
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import PositiveInt, nearest
 from knnper.process import import_extra, import_torchvision
+from knnper.settings import PositiveInt, nearest
 from knnper.weight_files import (
     SUFFIXES,
     as_names,

@@ -14,7 +14,7 @@ from knnper.cli.terminal import (
     print_shown,
     say,
 )
-from knnper.experiment import parse_yaml, read_experiment
+from knnper.experiment import read_experiment
 from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import EXPERIMENT
@@ -23,6 +23,7 @@ from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
+from knnper.yaml_text import parse_yaml
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
 from papers.figures import markdown_of, over_runs
 from papers.gains import read_gains, write_gains

@@ -9,12 +9,14 @@ from typing import Any, Literal
 from pydantic_core import to_jsonable_python
 
 from knnper import ConfigError, Experiment, Problem, Settings
-from knnper.experiment import Name, load_experiment, parse_settings, read_yaml
+from knnper.experiment import load_experiment
 from knnper.process import with_fixed_threads
+from knnper.settings import Name, parse_settings
 from knnper.simulation.batches.documents import shared_sections
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel
+from knnper.yaml_text import read_yaml
 from papers.collapse import CollapseSettings, draw_collapse
 from papers.drift import DriftSettings, draw_drift
 from papers.figures import Drawing, FigureFolder, OnPart, identity_of

@@ -25,11 +25,11 @@ from knnper import (
     RunError,
     Settings,
 )
-from knnper.experiment import Choice
 from knnper.server.checkpoints import Checkpoint
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.rounds import untrained
+from knnper.settings import Choice
 from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.table import Table

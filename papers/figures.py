@@ -20,12 +20,13 @@ from matplotlib.figure import Figure
 from knnper import Experiment
 from knnper.datastore.memory import KnnSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import dotted, results_identity, to_document
+from knnper.experiment import results_identity, to_document
 from knnper.files import JsonLines, write_atomically
 from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.federation import Federation
 from knnper.server.rounds import RoundLoop
 from knnper.server.run_folder import LOCK, RunFolder
+from knnper.settings import dotted
 from knnper.simulation.origin import (
     code_commit,
     code_fingerprint,

@@ -29,17 +29,12 @@ from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import (
-    Choice,
-    read_experiment,
-    read_yaml,
-    results_identity,
-    shown,
-)
+from knnper.experiment import read_experiment, results_identity
 from knnper.files import JsonLines, write_atomically
 from knnper.process import known_precision, usable_cores, with_fixed_threads
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
+from knnper.settings import Choice, shown
 from knnper.simulation.batches.comparison import (
     Comparison,
     read_comparison,
@@ -84,6 +79,7 @@ from knnper.simulation.reports.sections import write_figures
 from knnper.simulation.reports.table import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import open_workbench
+from knnper.yaml_text import read_yaml
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from knnper import ConfigError, Experiment, Problem
-from knnper.experiment import alternatives, results_identity
+from knnper.experiment import results_identity
 from knnper.files import JsonLines, write_atomically
 from knnper.process import with_fixed_threads
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
@@ -23,6 +23,7 @@ from knnper.server.observer import RoundRecord
 from knnper.server.results import summarise
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import EXPERIMENT, RunFolder
+from knnper.settings import alternatives
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import (
     as_trained,

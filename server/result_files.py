@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from knnper.experiment import LARGEST_COUNT, shown
+from knnper.settings import LARGEST_COUNT, shown
 
 _LARGEST_NUMBER = 1e100  # as `LARGEST_LOSS`; beyond it sums and charts may overflow
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]

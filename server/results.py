@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from knnper.experiment import LARGEST_COUNT
 from knnper.files import written_atomically
 from knnper.metrics import ACCURACY, METRICS, is_worse, worst_first
+from knnper.settings import LARGEST_COUNT
 from knnper.strategies.core.task import (
     NUM_CALIBRATION_BINS,
     ClientResult,

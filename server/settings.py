@@ -5,14 +5,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from knnper import experiment
 from knnper.errors import ConfigError, Problem
 from knnper.own import LocalSettings
+from knnper.settings import (
+    Name,
+    PositiveInt,
+    Settings,
+    alternatives,
+    apply_overrides,
+    parse_overrides,
+    parse_settings,
+    shown,
+)
 from knnper.transport.credentials import Address, parse_address
+from knnper.yaml_text import read_yaml
 
 
 @dataclass(frozen=True)
-class TlsFiles(experiment.Settings):
+class TlsFiles(Settings):
     """Files of the server's certificate.
 
     Attributes
@@ -71,7 +81,7 @@ class ServerSettings(LocalSettings):
         brings no code. See `OwnCodeSettings` and `LocalSettings`.
     """
 
-    name: experiment.Name = "federation"
+    name: Name = "federation"
     listen: str = "0.0.0.0:8443"
     control: str = "127.0.0.1:8000"
     tls: TlsFiles | None = None
@@ -79,10 +89,10 @@ class ServerSettings(LocalSettings):
     authorized: Path = Path("authorized")
     state: Path = Path("state")
     runs: Path | None = None
-    max_request_mb: experiment.PositiveInt = 16
-    max_in_flight_mb: experiment.PositiveInt = 256
-    max_upload_mb: experiment.PositiveInt | None = None
-    max_connections_per_address: experiment.PositiveInt = 200
+    max_request_mb: PositiveInt = 16
+    max_in_flight_mb: PositiveInt = 256
+    max_upload_mb: PositiveInt | None = None
+    max_connections_per_address: PositiveInt = 200
 
     @property
     def listen_address(self) -> Address:
@@ -132,19 +142,17 @@ def read_server(path: Path, overrides: Sequence[str] = ()) -> ServerSettings:
     ConfigError
         With all problems at once.
     """
-    document = experiment.read_yaml(
+    document = read_yaml(
         path, "make one with: knnper fed init FOLDER --host NAME_OR_IP"
     )
     if not isinstance(document, Mapping):
         names = (field.name for field in dataclasses.fields(ServerSettings))
-        known = experiment.alternatives("", names)
-        message = f"found {experiment.shown(document)}, expected a mapping; {known}"
+        known = alternatives("", names)
+        message = f"found {shown(document)}, expected a mapping; {known}"
         raise ConfigError([Problem("document", message)], str(path))
     problems: list[Problem] = []
-    merged = experiment.apply_overrides(
-        document, experiment.parse_overrides(overrides, problems), problems
-    )
-    settings = experiment.parse_settings(ServerSettings, merged, "", problems)
+    merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
+    settings = parse_settings(ServerSettings, merged, "", problems)
     if settings is not None:
         problems.extend(_inconsistencies(settings))
     if settings is None or problems:
@@ -172,7 +180,7 @@ def _inconsistencies(settings: ServerSettings) -> Iterable[Problem]:
     control = addresses.get("control")
     if control is not None and not control.is_loopback:
         message = (
-            f"found {experiment.shown(settings.control)}, expected a loopback address, "
+            f"found {shown(settings.control)}, expected a loopback address, "
             "as 127.0.0.1:8000: any program that reaches this port can run code on "
             "every client"
         )

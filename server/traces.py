@@ -35,9 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import DataError
-from knnper.experiment import DeviceSettings, shown
+from knnper.experiment import DeviceSettings
 from knnper.files import parse_json
 from knnper.seeding import RandomKey
+from knnper.settings import shown
 
 BYTES_OF_A_KILOBIT = 125.0
 TRAINING_PER_INFERENCE = 3.0  # (Lai et al. 2022): there and twice as long back

@@ -7,14 +7,13 @@ from pathlib import Path
 from knnper.errors import ConfigError, Problem, RunError
 from knnper.experiment import (
     Experiment,
-    dotted,
     read_experiment,
     relevant_settings,
     results_identity,
-    shown,
 )
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
 from knnper.server.run_folder import EXPERIMENT, RunFolder
+from knnper.settings import dotted, shown
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.origin import inputs_of, keep_inputs, require_inputs, sign_as
 from knnper.simulation.trained_model import ended_with

@@ -21,7 +21,6 @@ from knnper.errors import KnnPerError, RunError, printable
 from knnper.experiment import (
     Experiment,
     load_experiment,
-    nearest,
     read_experiment,
     to_document,
 )
@@ -30,6 +29,7 @@ from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import RunFolder
+from knnper.settings import nearest
 from knnper.simulation import engines
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.continuation import begin_continuation

@@ -36,8 +36,9 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment, NonNegativeFloat, Settings
+from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates, denominator
 from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.records import ModelUpdate, Record

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveInt, Settings, UnitInterval
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.optimizers import Sgd
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record

@@ -41,8 +41,9 @@ from knnper.datastore.memory import (
 )
 from knnper.datastore.tuning import CRITERIA
 from knnper.errors import Problem
-from knnper.experiment import Choice, Experiment, Sections, Settings
+from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, SectionReader, Settings
 from knnper.strategies.core.method import AsItIs, Method, Personalizer
 from knnper.strategies.core.task import Predictor, Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings, LinearProbe
@@ -67,7 +68,9 @@ def _candidate(section: object) -> Choice[Settings]:
         return section
     problems = list[Problem]()
     types = {name: kind.settings_type for name, kind in CANDIDATES.items()}
-    choice = Sections({}, (), problems).choice("candidate", types, value=section or {})
+    choice = SectionReader({}, (), problems).choice(
+        "candidate", types, value=section or {}
+    )
     if choice is None:
         raise ValueError("; ".join(map(str, problems)))
     return choice

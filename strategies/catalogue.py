@@ -19,11 +19,7 @@ from knnper.embedding_model import FlatModel, ModelSettings
 from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     Catalogue,
-    Choice,
     Experiment,
-    Own,
-    Settings,
-    SettingsTypes,
     TrainingSettings,
     results_identity,
     to_document,
@@ -41,6 +37,12 @@ from knnper.own import Door, Kind, explained
 from knnper.process import known_precision, prepare_process, require_precision
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    Choice,
+    Own,
+    Settings,
+    SettingsTypes,
+)
 from knnper.strategies.core.compression import (
     COMPRESSION,
     OWN_COMPRESSOR,

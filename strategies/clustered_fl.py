@@ -32,8 +32,13 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    NonNegativeFloat,
+    PositiveInt,
+    ProperFraction,
+    Settings,
+)
 from knnper.strategies.core.averaging import Updates, average_weights, denominator
 from knnper.strategies.core.records import Record
 from knnper.strategies.hypcluster import ClusterMethod, ClusterModels, ClusterUpdate

@@ -35,8 +35,9 @@ from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.data.site_data import SitesSettings
 from knnper.errors import Problem, RunError
-from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
+from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.records import Record

@@ -29,8 +29,8 @@ from pydantic import Field
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.method import ALL_DIFFER, Method
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.task import ModelPredictor, evaluate

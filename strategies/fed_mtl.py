@@ -27,8 +27,8 @@ from typing import Any
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.task import ModelPredictor

@@ -34,8 +34,13 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import NonNegativeFloat, PositiveFraction, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    NonNegativeFloat,
+    PositiveFraction,
+    PositiveInt,
+    Settings,
+)
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.sharing import last_layers

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
-from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.sharing import PartlyShared, SharedUpdate

@@ -33,8 +33,13 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.datastore.index import use_one_thread
-from knnper.experiment import NonNegativeFloat, PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    NonNegativeFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knnper.experiment import PositiveFloat, ProperFraction, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveFloat, ProperFraction, Settings
 from knnper.strategies.core.averaging import Updates, mean_in_parts
 from knnper.strategies.core.records import ModelUpdate, Record
 from knnper.strategies.fedavg import FedAvg

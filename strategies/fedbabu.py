@@ -20,8 +20,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import NonNegativeInt, PositiveFloat, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeInt, PositiveFloat, Settings
 from knnper.strategies.core.records import ModelPayload, NoState
 from knnper.strategies.core.sharing import PartlyShared, SharedUpdate
 from knnper.strategies.core.task import ModelPredictor, Task

@@ -34,17 +34,15 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import FlatModel
 from knnper.errors import Problem, RunError
-from knnper.experiment import (
-    BufferedTiming,
-    Experiment,
+from knnper.experiment import BufferedTiming, Experiment, TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.settings import (
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     ProperFraction,
     Settings,
-    TrainingSettings,
 )
-from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_each, hold
 from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.records import Record

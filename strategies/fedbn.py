@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import PositiveInt, Settings
+from knnper.settings import PositiveInt, Settings
 from knnper.strategies.core.sharing import PartlyShared
 from knnper.strategies.core.task import Task
 

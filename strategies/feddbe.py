@@ -35,13 +35,13 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
+from knnper.seeding import RandomKey
+from knnper.settings import (
     NonNegativeFloat,
     PositiveFraction,
     PositiveInt,
     Settings,
 )
-from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, Record

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates, average_each
 from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.records import Record

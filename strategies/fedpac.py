@@ -42,8 +42,13 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+)
 from knnper.strategies.core.averaging import Updates, average_weights, denominator
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record

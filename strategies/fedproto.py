@@ -33,14 +33,9 @@ from torch.nn import functional
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import Problem
-from knnper.experiment import (
-    BufferedTiming,
-    Experiment,
-    NonNegativeFloat,
-    PositiveInt,
-    Settings,
-)
+from knnper.experiment import BufferedTiming, Experiment
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelState, Record

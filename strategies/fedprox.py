@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from knnper.data.examples import Examples
-from knnper.experiment import NonNegativeFloat, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, Settings
 from knnper.strategies.core.training import LocalResult, local_sgd, pull
 from knnper.strategies.fedavg import FedAvg
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import (
     PartlyShared,

@@ -27,8 +27,8 @@ from torch import Tensor
 from knnper.data.examples import ClientData
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.frozen import Head
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.optimizers import Sgd

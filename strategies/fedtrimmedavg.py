@@ -20,7 +20,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from knnper.experiment import Settings
+from knnper.settings import Settings
 from knnper.strategies.core.averaging import Updates, hold, median, trimmed_mean
 from knnper.strategies.core.records import ModelState, ModelUpdate
 from knnper.strategies.fedavg import FedAvg

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
-from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.method import Personalizer
 from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import local_sgd

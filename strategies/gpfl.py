@@ -31,8 +31,8 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel, FlatModel
-from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.optimizers import Sgd

@@ -41,8 +41,9 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment, PositiveFloat, PositiveFraction, Settings
+from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveFloat, PositiveFraction, Settings
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import (
     ALL_DIFFER,

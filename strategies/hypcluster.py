@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, Record

@@ -9,7 +9,7 @@ new.
 from dataclasses import dataclass, field
 
 from knnper.datastore.memory import KnnSettings
-from knnper.experiment import Settings
+from knnper.settings import Settings
 from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.task import Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings

@@ -22,8 +22,8 @@ from knnper.datastore.memory import (
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
 from knnper.datastore.tuning import choose_knn_weight
-from knnper.experiment import Settings
 from knnper.seeding import RandomKey
+from knnper.settings import Settings
 from knnper.strategies.core.method import Personalizer
 from knnper.strategies.core.task import EmbeddingPredictor
 from knnper.strategies.fedavg import FedAvg

@@ -36,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeInt, PositiveInt, Settings
 from knnper.strategies.core.averaging import (
     RunningMean,
     Updates,

@@ -34,8 +34,8 @@ from typing import Any
 
 from torch import Tensor
 
-from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveInt, ProperFraction
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.core.training import LocalModel, LocalStep

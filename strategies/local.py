@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
-from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveInt, Settings
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import ModelPredictor, Task

@@ -46,8 +46,13 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel, FlatModel
-from knnper.experiment import PositiveFloat, PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
 from knnper.strategies.core.method import ALL_DIFFER, Method, Personalizer
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.strategies.core.task import MixturePredictor, ModelPredictor, Task, score

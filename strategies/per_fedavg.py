@@ -35,14 +35,14 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
-from knnper.experiment import (
-    Experiment,
+from knnper.experiment import Experiment
+from knnper.seeding import RandomKey
+from knnper.settings import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     Settings,
 )
-from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import ModelPredictor

@@ -40,8 +40,8 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import NonNegativeFloat, Settings, UnitInterval
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, Settings, UnitInterval
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.records import NoState, Record

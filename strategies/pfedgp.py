@@ -35,8 +35,9 @@ from torch.nn import functional
 from knnper.data.examples import ClientData
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import Problem
-from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
+from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record

@@ -30,8 +30,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+)
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelUpdate, NoState, Record

@@ -32,14 +32,14 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
-from knnper.experiment import (
-    Experiment,
+from knnper.experiment import Experiment
+from knnper.seeding import RandomKey
+from knnper.settings import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Settings,
 )
-from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, mean_in_parts
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate

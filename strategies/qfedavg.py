@@ -27,8 +27,8 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
-from knnper.experiment import NonNegativeFloat, PositiveFloat, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeFloat, PositiveFloat, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record

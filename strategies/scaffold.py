@@ -29,8 +29,9 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.errors import Problem
-from knnper.experiment import Experiment, PositiveFloat, Settings
+from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
+from knnper.settings import PositiveFloat, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.records import ModelUpdate, Record

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from knnper.errors import CredentialError
-from knnper.experiment import read_yaml
 from knnper.files import (
     FileLock,
     ForeignFileError,
@@ -22,6 +21,7 @@ from knnper.files import (
     write_atomically,
 )
 from knnper.transport.credentials import read_certificate
+from knnper.yaml_text import read_yaml
 from tests.foreign_files import PLANTS, content_of, make_victim, plant
 
 pytestmark = pytest.mark.usefixtures("deadline")

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from knnper.client.state import StateFolder
 from knnper.errors import RunError
-from knnper.experiment import is_name
 from knnper.files import read_file, read_plain, write_atomically
+from knnper.settings import is_name
 from knnper.transport.credentials import SECRET, permission_problem, write_new
 
 Scope = Literal[

@@ -231,7 +231,7 @@ def _metrics() -> Iterator[Entry]:
 
 
 def _experiments() -> Iterator[Entry]:
-    from knnper.experiment import parse_yaml
+    from knnper.yaml_text import parse_yaml
 
     for name, path in shipped_experiments().items():
         text = path.read_text(encoding="utf-8")
@@ -390,7 +390,7 @@ def _show_experiment(name: str, as_json: bool) -> None:
     _require(name, files)
     text = files[name].read_text(encoding="utf-8")
     if as_json:
-        from knnper.experiment import parse_yaml
+        from knnper.yaml_text import parse_yaml
 
         print_json(parse_yaml(text, str(files[name])))
         return
@@ -399,7 +399,7 @@ def _show_experiment(name: str, as_json: bool) -> None:
 
 
 def _require(name: str, known: Mapping[str, Any]) -> None:
-    from knnper.experiment import alternatives
+    from knnper.settings import alternatives
 
     if name not in known:
         message = f"found {name!r}; {alternatives(name, known)}"

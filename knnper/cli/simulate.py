@@ -90,7 +90,7 @@ ContinueFrom = Annotated[
 
 def init(folder: NewFolder, compare: AsComparison = False) -> None:
     """Make a folder with an experiment, a network of your own and a README."""
-    from knnper.experiment import is_name
+    from knnper.settings import is_name
 
     name = folder.absolute().name
     if not is_name(name):

@@ -210,7 +210,7 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
 
     from knnper.data.site import task_with_statistics
     from knnper.data.site_data import SITES, sites_settings
-    from knnper.experiment import dump_yaml
+    from knnper.yaml_text import dump_yaml
 
     if is_agreed:
         raise typer.BadParameter("--describe is for what nobody agreed on: no --task")
@@ -230,8 +230,9 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
 
 def _experiment(task: Path, door: "Door") -> "Experiment | None":
     """Return the experiment as the sites see it; None where the file holds none."""
-    from knnper.experiment import parse_yaml, read_experiment
+    from knnper.experiment import read_experiment
     from knnper.simulation.catalogue import experiment_catalogue, over_sites
+    from knnper.yaml_text import parse_yaml
 
     if not task.is_file() or "model" not in parse_yaml(
         task.read_text(encoding="utf-8"), str(task)
@@ -572,7 +573,7 @@ def _accuracy(accuracy: "Accuracy") -> str:
 def add(config: ClientFile, name: TokenName, scopes: Scopes = None) -> None:
     """Make a token and write it to standard output; it is never shown again."""
     from knnper.client.service.tokens import SCOPES, add_token
-    from knnper.experiment import alternatives
+    from knnper.settings import alternatives
 
     wanted = scopes or ["predict"]
     for scope in wanted:

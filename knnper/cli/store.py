@@ -64,7 +64,7 @@ def store_settings(
     """
     from knnper.datastore.policy import StoreSettings
     from knnper.errors import ConfigError
-    from knnper.experiment import apply_overrides, parse_overrides, parse_settings
+    from knnper.settings import apply_overrides, parse_overrides, parse_settings
 
     problems: list[Any] = []
     overrides = parse_overrides(changes, problems)

@@ -50,8 +50,8 @@ from knnper.data.site_data import (
 )
 from knnper.data.split_names import SPLIT_WORDS, mentions_split
 from knnper.errors import DataError, warn_once
-from knnper.experiment import NonNegativeInt
 from knnper.reasons import Code, SafeReason
+from knnper.settings import NonNegativeInt
 
 _LOG = logging.getLogger(__name__)
 Arrays = Mapping[str, NDArray[Any]]

@@ -21,7 +21,7 @@ from knnper.data.torchvision_sets import (
     FashionMnistSettings,
     MnistSettings,
 )
-from knnper.experiment import Choice, Settings
+from knnper.settings import Choice, Settings
 
 DATA_SETS: Mapping[str, type[DataFormat]] = {
     data_format.name: data_format

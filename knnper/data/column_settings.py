@@ -36,8 +36,8 @@ from knnper.data.hub import find_hub_folder
 from knnper.data.images import EncodedImage, ImageSettings, Picture
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction
 from knnper.reasons import Code, SafeReason
+from knnper.settings import NonNegativeInt, PositiveInt, ProperFraction
 
 # How PNG, JPEG, GIF, WebP and TIFF files begin in base64.
 _BASE64 = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "SUkqA", "TU0AK")

@@ -19,9 +19,9 @@ from knnper.data.features import (
     warn_of_row_numbers,
 )
 from knnper.errors import DataError
-from knnper.experiment import alternatives
 from knnper.process import import_extra
 from knnper.reasons import Code, SafeReason
+from knnper.settings import alternatives
 
 # Text of a missing number in files of pandas and NumPy.
 _NOT_A_NUMBER = ("nan", "NaN")

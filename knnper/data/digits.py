@@ -11,8 +11,8 @@ from pydantic import Field
 from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
 from knnper.data.dividing import mark_balanced
 from knnper.data.examples import DataFormat, Dataset
-from knnper.experiment import NonNegativeInt
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeInt
 
 Images = NDArray[np.uint8]
 Integers = NDArray[np.int64]

@@ -13,8 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knnper.errors import DataError, warn_once
-from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    NonNegativeInt,
+    PositiveInt,
+    ProperFraction,
+    Settings,
+)
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from knnper.data.examples import Dataset
 from knnper.data.images import ImageSettings
 from knnper.data.split_names import is_split_name, refuse_splits
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeInt
 
 _DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"
 _RENAME = "and read them with data.name: image_folder; rename domains and classes"

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.settings import NonNegativeInt, PositiveInt, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token", "ids"]
 StoredDtype: TypeAlias = Literal["uint8", "float32", "int32"]

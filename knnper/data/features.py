@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from knnper.data.dividing import clean_name, clean_names
 from knnper.errors import DataError, warn_once
-from knnper.experiment import alternatives
 from knnper.reasons import Code, SafeReason
+from knnper.settings import alternatives
 
 _LOG = logging.getLogger(__name__)
 

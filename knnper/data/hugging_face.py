@@ -27,8 +27,8 @@ from knnper.data.folders import unreachable_reason
 from knnper.data.hub import find_hub_folder
 from knnper.data.split_names import split_of
 from knnper.errors import DataError, warn_once
-from knnper.experiment import alternatives
 from knnper.process import import_extra
+from knnper.settings import alternatives
 
 _LOG = logging.getLogger(__name__)
 

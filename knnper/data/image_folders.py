@@ -35,8 +35,8 @@ from knnper.data.images import ImageFiles, ImageSettings
 from knnper.data.site_data import CollectedExamples, SiteSettings, SiteTask, place_of
 from knnper.data.split_names import refuse_splits, split_folders
 from knnper.errors import DataError, warn_once
-from knnper.experiment import NonNegativeInt, alternatives
 from knnper.reasons import Code, SafeReason
+from knnper.settings import NonNegativeInt, alternatives
 
 _LOG = logging.getLogger(__name__)
 _SPLITS: tuple[CentralSplit, ...] = ("train", "test")

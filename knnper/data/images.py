@@ -35,8 +35,8 @@ from knnper.data.image_cache import cached_images
 from knnper.data.pixel_depth import wide_pixels
 from knnper.data.site_data import InputForm, OnError, ReadInputs, SiteInputs, SiteTask
 from knnper.errors import DataError
-from knnper.experiment import PositiveInt
 from knnper.reasons import Code, SafeReason
+from knnper.settings import PositiveInt
 
 _LOG = logging.getLogger(__name__)
 _MODES = {1: "L", 3: "RGB"}

@@ -30,8 +30,13 @@ from knnper.data.site_data import (
     fit_inputs,
 )
 from knnper.errors import DataError, OwnCodeError
-from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
 from knnper.own import Kind, arguments, explained, given_to
+from knnper.settings import (
+    Choice,
+    NonNegativeInt,
+    Settings,
+    alternatives,
+)
 
 OWN_SITE_DATA = Kind(
     "a function that returns SiteData, or a mapping of arrays (inputs and labels)",

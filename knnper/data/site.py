@@ -35,8 +35,8 @@ from knnper.data.site_data import (
     SiteTask,
 )
 from knnper.errors import DataError, warn_once
-from knnper.experiment import Choice, Settings, nearest
 from knnper.reasons import Code, SafeReason
+from knnper.settings import Choice, Settings, nearest
 
 _LOG = logging.getLogger(__name__)
 _MOST_SHOWN = 20

@@ -30,8 +30,13 @@ from knnper.data.examples import (
 )
 from knnper.data.split_names import split_of
 from knnper.errors import DataError
-from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
 from knnper.reasons import Code, SafeReason
+from knnper.settings import (
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    alternatives,
+)
 
 SITES = "sites"
 """Name in an experiment's section ``data`` for data that stays at the sites."""

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.examples import DataFormat, Dataset, InputSpec, LabelledArrays
-from knnper.experiment import NonNegativeInt, PositiveInt
 from knnper.seeding import RandomKey
+from knnper.settings import NonNegativeInt, PositiveInt
 
 _SHARE_OF_CLUSTER = _SHARE_OF_USER = 0.25
 

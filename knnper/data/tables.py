@@ -37,8 +37,8 @@ from knnper.data.site_data import (
 )
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
-from knnper.experiment import PositiveInt
 from knnper.reasons import Code, SafeReason
+from knnper.settings import PositiveInt
 
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".tsv", ".txt")

@@ -8,8 +8,9 @@ from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import DataFormat
 from knnper.data.site_data import SITES, SitesSettings, SiteTask, parse_task, task_of
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Settings, alternatives, parse_settings, parse_yaml
 from knnper.files import parse_json, read_plain, require_plain
+from knnper.settings import Settings, alternatives, parse_settings
+from knnper.yaml_text import parse_yaml
 
 MODEL_CARD = "model.json"
 _TASK_EXPECTED = "give an experiment's YAML file, or the folder of an exported model"

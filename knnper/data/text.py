@@ -46,8 +46,8 @@ from knnper.data.site_data import (
 )
 from knnper.data.speeches import find_speeches
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt
 from knnper.reasons import Code, SafeReason
+from knnper.settings import NonNegativeInt, PositiveInt
 
 _LOG = logging.getLogger(__name__)
 _PLAYS = (

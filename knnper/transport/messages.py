@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
-from knnper.experiment import LARGEST_COUNT, is_name
 from knnper.records import Flat, flatten, plain_fields, unflatten
+from knnper.settings import LARGEST_COUNT, is_name
 
 _MOST_HEADER_BYTES = 4096
 _NUMPY = "numpy.ndarray"  # how Flower calls what `np.save` writes

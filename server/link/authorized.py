@@ -15,8 +15,8 @@ from typing import Literal
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.errors import CredentialError, RunError
-from knnper.experiment import LARGEST_COUNT, is_name
 from knnper.files import parse_json, read_file, write_atomically
+from knnper.settings import LARGEST_COUNT, is_name
 from knnper.transport.credentials import fingerprint, read_public_key, write_public_key
 
 _SUFFIX = ".pub"

@@ -20,7 +20,6 @@ from flwr.proto.control_pb2 import (
 from google.protobuf.message import Message
 
 from knnper.errors import RunError
-from knnper.experiment import is_name
 from knnper.server.link.authorized import (
     AuthorizedFolder,
     Registered,
@@ -29,6 +28,7 @@ from knnper.server.link.authorized import (
 )
 from knnper.server.link.superlink import control_authority
 from knnper.server.settings import ServerSettings
+from knnper.settings import is_name
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import Address, fingerprint
 

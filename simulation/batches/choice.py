@@ -6,7 +6,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from knnper.errors import RunError
-from knnper.experiment import dump_yaml, parse_overrides
+from knnper.settings import parse_overrides
 from knnper.simulation.batches.figure_names import lower_is_better
 from knnper.simulation.batches.sweep import (
     ALONE,
@@ -19,6 +19,7 @@ from knnper.simulation.batches.tables import (
     PointRow,
     column_of,
 )
+from knnper.yaml_text import dump_yaml
 
 CHOSEN = "chosen.yaml"
 # Sections of a variant that replace the base's, even if they are empty.

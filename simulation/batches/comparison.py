@@ -8,17 +8,16 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from knnper.errors import OwnCodeError, Problem
-from knnper.experiment import (
-    NonNegativeInt,
-    Settings,
-    is_reference,
-    read_yaml,
-    require_kind,
-    with_overrides,
-)
+from knnper.experiment import require_kind
 from knnper.metrics import ACCURACY
 from knnper.own import Door
 from knnper.server.results import figure_of
+from knnper.settings import (
+    NonNegativeInt,
+    Settings,
+    is_reference,
+    with_overrides,
+)
 from knnper.simulation.batches.documents import with_extended
 from knnper.simulation.batches.grid import (
     Values,
@@ -41,6 +40,7 @@ from knnper.simulation.batches.points import (
 )
 from knnper.strategies.catalogue import KINDS, METHODS, PERSONALIZERS, trained_as
 from knnper.strategies.core.method import AS_IT_IS, Method
+from knnper.yaml_text import read_yaml
 
 Section = dict[str, Any]
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import is_reference, read_yaml, require_kind, shown
+from knnper.experiment import require_kind
+from knnper.settings import is_reference, shown
+from knnper.yaml_text import read_yaml
 
 # Keys of a comparison's file whose entries are inherited one by one.
 _INHERITED = ("base", "rows", "grid", "tuning_set")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from knnper.errors import CheckpointError, RunError
-from knnper.experiment import Choice, Experiment, from_json, results_identity
+from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import write_atomically
 from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.distribution import DistributionError
@@ -17,6 +17,7 @@ from knnper.server.explosion import ExplodedError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
+from knnper.settings import Choice
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.continuation import CLIENTS, copy_training
 from knnper.simulation.engines import simulate

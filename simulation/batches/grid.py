@@ -15,8 +15,13 @@ import numpy as np
 from pydantic import Field
 
 from knnper.errors import Problem
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings, parse_overrides
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    parse_overrides,
+)
 
 Values = Annotated[list[Any], Field(min_length=1)]
 Grid = Mapping[str, Sequence[Any]]  # values by dotted key

@@ -9,15 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from knnper.errors import Problem
-from knnper.experiment import (
+from knnper.experiment import require_kind, results_identity
+from knnper.settings import (
     NonNegativeInt,
     Settings,
     alternatives,
     apply_overrides,
     parse_overrides,
-    read_yaml,
-    require_kind,
-    results_identity,
     with_overrides,
 )
 from knnper.simulation.batches.documents import shared_sections
@@ -45,6 +43,7 @@ from knnper.simulation.batches.points import (
     reference_problems,
     title_problems,
 )
+from knnper.yaml_text import read_yaml
 
 Section = dict[str, Any]
 # Keys of the file that the command line can change; its other keys are runs' settings.

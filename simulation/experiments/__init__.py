@@ -29,7 +29,7 @@ def find_experiment(place: str | Path) -> Path:
         return path
     if path.name not in shipped:
         # It loads NumPy, which `knnper --help` need not wait for.
-        from knnper.experiment import alternatives
+        from knnper.settings import alternatives
 
         known = alternatives(path.name, shipped)
         message = f"found neither a file nor an experiment that is shipped; {known}"

@@ -10,10 +10,10 @@ import numpy as np
 from knnper.data.dividing import clean_names, warn_of_merged
 from knnper.data.examples import Dataset
 from knnper.errors import KnnPerError, OwnCodeError
-from knnper.experiment import Choice, Settings
 from knnper.own import Kind, arguments, explained, given_to
 from knnper.process import import_extra
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, Settings
 from knnper.simulation.partition.schemes import (
     Assignment,
     Integers,

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from knnper.data.examples import Dataset
 from knnper.errors import DataError
-from knnper.experiment import (
+from knnper.seeding import RandomKey
+from knnper.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveFraction,
@@ -17,7 +18,6 @@ from knnper.experiment import (
     ProperFraction,
     Settings,
 )
-from knnper.seeding import RandomKey
 
 Integers: TypeAlias = NDArray[np.int64]
 ClassWeights: TypeAlias = NDArray[np.float64]

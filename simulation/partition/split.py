@@ -17,9 +17,9 @@ from pydantic_core import to_jsonable_python
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
-from knnper.experiment import Choice, Settings
 from knnper.files import whole_folder
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, Settings
 from knnper.simulation.partition.own import own_partition
 from knnper.simulation.partition.schemes import (
     PARTITIONS,

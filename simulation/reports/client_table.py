@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from knnper.errors import RunError
-from knnper.experiment import LARGEST_COUNT
 from knnper.metrics import ACCURACY
 from knnper.server.results import columns_of, fraction_degraded
+from knnper.settings import LARGEST_COUNT
 from knnper.simulation.reports.setups import Setup
 
 FILE = "clients.csv"

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import dotted, load_experiment, metric_name, to_document
+from knnper.experiment import load_experiment, to_document
 from knnper.metrics import ACCURACY
 from knnper.server.results import result_problem, summarise
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
+from knnper.settings import dotted, metric_name
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
 from knnper.strategies.core.method import AS_IT_IS

@@ -11,14 +11,15 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from knnper.data.catalogue import DATA_SETS
-from knnper.experiment import dotted, dump_yaml
 from knnper.models import MODELS
+from knnper.settings import dotted
 from knnper.simulation.origin import read_inputs
 from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.reports.finished_run import GROUPS, UNKNOWN, FinishedRun
 from knnper.simulation.reports.setups import Setup
 from knnper.simulation.reports.terms import TERMS
 from knnper.simulation.reports.text import as_text
+from knnper.yaml_text import dump_yaml
 
 FINGERPRINT = 12  # digits shown of a fingerprint
 # Settings of a partition that the numbers of seen and unseen clients replace.

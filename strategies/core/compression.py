@@ -26,10 +26,15 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.errors import CodecError
-from knnper.experiment import Choice, PositiveFraction, Settings, SettingsTypes
 from knnper.own import Kind
 from knnper.records import Parts, is_shape, put_together, take_apart
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    Choice,
+    PositiveFraction,
+    Settings,
+    SettingsTypes,
+)
 from knnper.strategies.core.method import (
     Method,
     NoSettings,

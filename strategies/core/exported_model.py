@@ -17,14 +17,9 @@ from knnper.data.site_data import SiteTask, require_input_size
 from knnper.datastore.memory import KnnSettings, default_memory
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import (
-    Choice,
     Experiment,
     Precision,
-    Settings,
     TrainingSettings,
-    is_reference,
-    later_defaults,
-    parse_settings,
     to_document,
 )
 from knnper.files import parse_json, require_plain, whole_folder, write_atomically
@@ -34,6 +29,13 @@ from knnper.process import known_precision, num_threads
 from knnper.reasons import Code, SafeReason
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
+from knnper.settings import (
+    Choice,
+    Settings,
+    is_reference,
+    later_defaults,
+    parse_settings,
+)
 from knnper.strategies.auto import AutoSettings
 from knnper.strategies.catalogue import build_task, method_of
 from knnper.strategies.core.records import Record

@@ -29,8 +29,8 @@ from knnper.data.cache import cached
 from knnper.data.examples import Dataset, Examples, InputSpec
 from knnper.data.numpy_files import RowFile
 from knnper.embedding_model import EmbeddingModel, FlatModel, seen_at
-from knnper.experiment import Choice, Settings, plain
 from knnper.files import UNFINISHED
+from knnper.settings import Choice, Settings, plain
 from knnper.strategies.core.task import Task
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
-from knnper.experiment import Experiment, Settings
+from knnper.experiment import Experiment
 from knnper.records import tensors_of
 from knnper.seeding import RandomKey
+from knnper.settings import Settings
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.records import (
     ModelPayload,

@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from knnper.embedding_model import Criterion, OwnLoss
 from knnper.errors import ConfigError, OwnCodeError, Problem
-from knnper.experiment import Choice, Settings, SettingsTypes, SgdSettings
+from knnper.experiment import SgdSettings
 from knnper.own import Kind, arguments, explained, given_to, settings_of
+from knnper.settings import Choice, Settings, SettingsTypes
 from knnper.strategies.core.task import Task
 
 # Arguments of a torch optimizer that are not settings: local training passes the first

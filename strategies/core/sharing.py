@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData
 from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Settings
 from knnper.seeding import RandomKey
+from knnper.settings import Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelState, Record

@@ -22,13 +22,14 @@ from knnper.client.settings import read_client
 from knnper.client.site import SiteNode, site_experiment
 from knnper.client.site_state import SiteState
 from knnper.errors import ConfigError, OwnCodeError
-from knnper.experiment import Choice, Experiment
+from knnper.experiment import Experiment
 from knnper.models import located
 from knnper.own import CLOSED, LOCAL_VARIABLE, Door, local_door
 from knnper.pretrained import TransformersSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.settings import Choice
 from knnper.simulation.catalogue import over_sites
 from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import find_model, stored_model, trained_model

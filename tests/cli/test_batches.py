@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from knnper.cli.app import app
 from knnper.cli.terminal import line_counter, roughly, time_left
-from knnper.experiment import dump_yaml
 from knnper.simulation.batches.progress import Progress
+from knnper.yaml_text import dump_yaml
 from tests.simulation.batches.small_sweep import NEIGHBORS, document, in_this_process
 from tests.simulation.reporting.made_runs import made_run
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from knnper.cli.app import app
 from knnper.cli.plain_text import in_encoding_of
-from knnper.experiment import dump_yaml
+from knnper.yaml_text import dump_yaml
 from tests.simulation.reporting.made_runs import made_run
 
 EXPERIMENT = {

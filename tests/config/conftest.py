@@ -6,14 +6,12 @@ from typing import Any, Literal
 import pytest
 
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    Catalogue,
-    Experiment,
+from knnper.experiment import Catalogue, Experiment, load_experiment
+from knnper.settings import (
     PositiveFloat,
     PositiveInt,
     Settings,
     UnitInterval,
-    load_experiment,
 )
 
 

@@ -5,15 +5,15 @@ import pytest
 from knnper.errors import ConfigError
 from knnper.experiment import (
     Catalogue,
-    dotted,
     from_json,
     load_experiment,
-    parse_yaml,
     results_identity,
     to_document,
     to_json,
     to_yaml,
 )
+from knnper.settings import dotted
+from knnper.yaml_text import parse_yaml
 from tests.config.conftest import Basis
 
 

@@ -1,22 +1,17 @@
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from knnper import experiment as loading
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Catalogue,
     Experiment,
-    FederationSettings,
     MultiStepSchedule,
-    load_experiment,
     read_experiment,
-    results_identity,
 )
-from knnper.simulation.catalogue import experiment_catalogue
+from knnper.settings import nearest
 from tests.config.conftest import Basis
 
 
@@ -65,7 +60,7 @@ def test_all_problems_are_reported_at_once(basis: Basis) -> None:
     ],
 )
 def test_nearest_ignores_capitals(name: str, known: list[str], expected: str) -> None:
-    assert loading.nearest(name, known) == expected
+    assert nearest(name, known) == expected
 
 
 INF = float("inf")
@@ -195,35 +190,3 @@ def test_unreadable_files(
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_experiment(path, catalogue)
-
-
-def test_settings_by_their_old_names(
-    basis: Basis, caplog: pytest.LogCaptureFixture
-) -> None:
-    old, new = "hand_over_timeout_s", "distribution_timeout_s"
-    basis.document["run"] = {"federation": {old: 5.0}}
-    before = copy.deepcopy(basis.document)
-    loading._notify.cache_clear()
-    assert basis.load().run.federation == FederationSettings(distribution_timeout_s=5.0)
-    assert basis.document == before
-    assert [new in line for line in caplog.messages] == [True]
-    for override in (f"run.federation.{old}=6", f"run.federation={{{old}: 6}}"):
-        changed = basis.load(override)
-        assert changed.run.federation.distribution_timeout_s == 6.0
-    basis.document["run"]["federation"][new] = 5.0
-    with pytest.raises(ConfigError, match=new) as caught:
-        basis.load()
-    assert [one.place for one in caught.value.problems] == [f"run.federation.{old}"]
-
-
-def test_a_run_of_before_stays_the_same_run() -> None:
-    document = {
-        "name": "x",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "tiny_cnn"},
-        "method": {"name": "ditto"},
-    }
-    # As 0.1.0 computed it, by the names that settings had.
-    identity = results_identity(load_experiment(document, experiment_catalogue()))
-    assert identity.startswith("3d3667ea729e672d")

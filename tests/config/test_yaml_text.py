@@ -6,13 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
-    Override,
-    apply_overrides,
-    dump_yaml,
-    parse_overrides,
-    parse_yaml,
-)
+from knnper.settings import Override, apply_overrides, parse_overrides
+from knnper.yaml_text import dump_yaml, parse_yaml
 
 SCALARS = (
     st.none()

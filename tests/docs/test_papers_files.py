@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from knnper.experiment import Experiment, dump_yaml, parse_yaml, read_yaml
+from knnper.experiment import Experiment
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import training_identity
 from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.partition.schemes import PartitionSettings
+from knnper.yaml_text import dump_yaml, parse_yaml, read_yaml
 from papers.catalogue import FigurePlan
 from papers.reproduce import Plan, leading_comment, read_file, split_title
 

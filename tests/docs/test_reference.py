@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 
 from docs import reference
-from knnper.experiment import (
-    NonNegativeInt,
-    ProperFraction,
-    Settings,
-    parse_yaml,
-    read_yaml,
-)
+from knnper.settings import NonNegativeInt, ProperFraction, Settings
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method
+from knnper.yaml_text import parse_yaml, read_yaml
 
 Listings = Callable[[str, str], list[str]]
 

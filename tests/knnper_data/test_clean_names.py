@@ -26,7 +26,7 @@ from knnper.data.tables import TableSettings
 from knnper.data.text import PlaysSettings, read_texts
 from knnper.data.text import read_files as read_plays
 from knnper.errors import Problem
-from knnper.experiment import parse_settings
+from knnper.settings import parse_settings
 from tests.knnper_data.leaf.leaf_files import image, write
 from tests.knnper_data.site.site_cases import classes, opened, surveyed
 

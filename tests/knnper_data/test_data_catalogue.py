@@ -4,7 +4,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from knnper.data.catalogue import DATA_SETS
-from knnper.experiment import Settings
+from knnper.settings import Settings
 
 REQUIRED = {
     "image_folder": {"root": "/data"},

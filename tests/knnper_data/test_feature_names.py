@@ -17,8 +17,8 @@ from knnper.data.own_data import OWN_DATA, load_own
 from knnper.data.site_data import SiteData, SiteTask, task_of
 from knnper.data.tables import TableSettings
 from knnper.errors import DataError, OwnCodeError
-from knnper.experiment import Choice, parse_settings
 from knnper.own import Door
+from knnper.settings import Choice, parse_settings
 from tests.knnper_data.site.site_cases import opened, surveyed
 
 arrow: Any = pytest.importorskip("pyarrow")

@@ -19,11 +19,12 @@ from torch.nn import functional
 from knnper.data.examples import Examples, InputSpec, Vocabulary
 from knnper.embedding_model import FlatModel, LoraSettings
 from knnper.errors import ConfigError
-from knnper.experiment import Choice, TrainingSettings
+from knnper.experiment import TrainingSettings
 from knnper.models import MODELS, build_model
 from knnper.pretrained import Images, Resized
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.frozen import embeddings_of, of_embeddings
 from knnper.strategies.core.task import Task

@@ -11,12 +11,12 @@ from knnper.data.examples import InputSpec
 from knnper.data.normalization import normalizer
 from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
-from knnper.experiment import Choice
 from knnper.layers import TolerantBatchNorm2d
 from knnper.models import MODELS, build_model
 from knnper.networks import NORMS, MlpSettings
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 
 
 def spec_of(size: int, channels: int, num_classes: int = 5) -> InputSpec:

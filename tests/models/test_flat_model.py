@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from knnper.data.examples import InputSpec
 from knnper.embedding_model import EmbeddingModel, FlatModel
-from knnper.experiment import Choice
 from knnper.layers import TolerantBatchNorm2d
 from knnper.models import build_model
 from knnper.networks import StackedLstmSettings
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 
 
 class SmallModel(EmbeddingModel):

@@ -10,11 +10,11 @@ from torch import Tensor
 from knnper.data.examples import InputSpec
 from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
-from knnper.experiment import Choice
 from knnper.models import MODELS, build_model
 from knnper.networks import TinyCnnSettings
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 
 HEAD = ("classifier.weight", "classifier.bias")
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from knnper.data.examples import InputSpec
 from knnper.embedding_model import FlatModel
-from knnper.experiment import Choice
 from knnper.models import build_model
 from knnper.networks import StackedLstm, StackedLstmSettings
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 from knnper.strategies.core.sharing import first_layers
 from knnper.strategies.fedbasis import layers
 

@@ -18,9 +18,10 @@ from knnper.embedding_model import (
     split,
 )
 from knnper.errors import OwnCodeError
-from knnper.experiment import Choice, TrainingSettings
+from knnper.experiment import TrainingSettings
 from knnper.models import build_model
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd

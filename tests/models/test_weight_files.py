@@ -19,9 +19,9 @@ from knnper.embedding_model import (
     OwnModelSettings,
 )
 from knnper.errors import ConfigError
-from knnper.experiment import Choice
 from knnper.models import build_model, with_whole_paths
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 
 ROWS = InputSpec((1, 1, 6), 3, (0.0,) * 6, (1.0,) * 6, dtype="float32")
 Names = Mapping[str, Any]

@@ -21,9 +21,7 @@ from knnper.embedding_model import (
 )
 from knnper.errors import ConfigError, OwnCodeError, RunError
 from knnper.experiment import (
-    Choice,
     Experiment,
-    Own,
     from_json,
     load_experiment,
     read_experiment,
@@ -36,6 +34,7 @@ from knnper.own import Door, Kind, explained
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.settings import Choice, Own
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.workbench import open_workbench
@@ -70,7 +69,7 @@ def failing(logits, labels):
 """
 METHOD = '''
 from dataclasses import dataclass
-from knnper.experiment import Settings
+from knnper.settings import Settings
 from knnper.strategies.core.method import Method
 
 @dataclass(frozen=True)
@@ -330,7 +329,7 @@ def test_code_that_changed_is_told_and_never_mixed(
     (folder / "width.py").write_text("WIDTH = 5\n")
     changed = place.experiment(experiment_catalogue())
     assert "model:Net, model:smoothed changed since the run" in caplog.text
-    with pytest.raises(RunError, match="bring the code back, or start again"):
+    with pytest.raises(RunError, match="restore the code, or start again"):
         place.write_manifest(changed, "split", ["test"])
 
 

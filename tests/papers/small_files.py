@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from knnper.experiment import Experiment, dump_yaml, load_experiment
+from knnper.experiment import Experiment, load_experiment
 from knnper.server.observer import Observer
 from knnper.simulation.batches.progress import (
     Advance,
     Progress,
 )
 from knnper.simulation.catalogue import experiment_catalogue
+from knnper.yaml_text import dump_yaml
 from papers.figures import OnPart
 from papers.reproduce import File, Watcher
 

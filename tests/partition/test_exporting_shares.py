@@ -15,8 +15,8 @@ from knnper.data.site import open_site
 from knnper.data.site_data import SiteData
 from knnper.data.task_file import read_task
 from knnper.errors import DataError
-from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, Settings
 from knnper.simulation.partition.schemes import (
     PARTITIONS,
     Assignment,

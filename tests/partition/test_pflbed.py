@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 from knnper.errors import DataError
-from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, Settings
 from knnper.simulation.partition.schemes import (
     Assignment,
     Integers,

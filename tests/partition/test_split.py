@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import DataError
-from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, Settings
 from knnper.simulation.partition.schemes import (
     PARTITIONS,
     Assignment,

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    Choice,
-    Experiment,
-    Settings,
-    load_experiment,
-    results_identity,
-)
+from knnper.experiment import Experiment, load_experiment, results_identity
 from knnper.metrics import (
     METRICS,
     Compute,
@@ -37,6 +31,7 @@ from knnper.server.results import (
     summarise,
     write_clients_csv,
 )
+from knnper.settings import Choice, Settings
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.task import ClientResult, Evaluation, score
 

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
-    Choice,
     Experiment,
     RunSettings,
-    Settings,
     TrainingSettings,
     load_experiment,
 )
+from knnper.settings import Choice, Settings
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.task import Task

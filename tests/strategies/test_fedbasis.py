@@ -15,7 +15,7 @@ from torch.nn import functional
 from knnper.data.examples import ClientData, InputSpec
 from knnper.embedding_model import FlatModel
 from knnper.errors import RunError
-from knnper.experiment import Choice, MultiStepSchedule, TrainingSettings
+from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.networks import (
     Mlp,
     MlpSettings,
@@ -26,6 +26,7 @@ from knnper.networks import (
 )
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task

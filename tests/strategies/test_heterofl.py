@@ -12,16 +12,12 @@ from knnper.data.examples import InputSpec
 from knnper.datastore.memory import KnnSettings
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    Choice,
-    DeviceSettings,
-    TrainingSettings,
-    load_experiment,
-)
+from knnper.experiment import DeviceSettings, TrainingSettings, load_experiment
 from knnper.models import build_model, can_be_narrower, narrower
 from knnper.networks import LeafCnnSettings, TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.server.fleet import Devices
+from knnper.settings import Choice
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import task_of_experiment
 from knnper.strategies.core.compression import COMPRESSORS, Compressed

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples, InputSpec
 from knnper.data.normalization import Normalizer
 from knnper.embedding_model import EmbeddingModel, FlatModel
-from knnper.experiment import Choice, TrainingSettings
+from knnper.experiment import TrainingSettings
 from knnper.layers import TolerantBatchNorm2d
 from knnper.models import build_model
 from knnper.networks import (
@@ -19,6 +19,7 @@ from knnper.networks import (
     TinyCnnSettings,
 )
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, build_task
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelUpdate

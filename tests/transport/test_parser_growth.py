@@ -26,12 +26,12 @@ from knnper.client.service import bodies, forms, inputs
 from knnper.client.service.app import make_service
 from knnper.data.examples import InputSpec
 from knnper.errors import KnnPerError, RunError
-from knnper.experiment import parse_yaml
 from knnper.files import parse_json
 from knnper.records import Flat, unflatten
 from knnper.server.link import gateway_rules, replies
 from knnper.strategies.core.task import Validation
 from knnper.transport import flower_protocol as flower
+from knnper.yaml_text import parse_yaml
 
 TIMES_AS_LONG, MOST_TIMES = 4, 9.0
 LIMITS = bodies.Limits()

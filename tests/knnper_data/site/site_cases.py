@@ -13,8 +13,8 @@ from knnper.data.own_data import OWN_SITE_DATA
 from knnper.data.site import open_site, survey_site
 from knnper.data.site_data import SiteData, SiteSettings, SiteTask
 from knnper.errors import Problem
-from knnper.experiment import Choice, Settings, parse_settings
 from knnper.own import Door
+from knnper.settings import Choice, Settings, parse_settings
 
 NAMES = ("cat", "dog", "fox")
 IMAGES = SiteTask(InputSpec((4, 4, 3), 3, (0.5,) * 3, (0.25,) * 3), NAMES)

@@ -8,7 +8,7 @@ from pydantic_core import to_jsonable_python
 from knnper.data.site_data import SitesSettings, SiteTask, parse_task, sites_settings
 from knnper.data.task_file import read_task
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import parse_settings
+from knnper.settings import parse_settings
 from tests.knnper_data.site.site_cases import FEATURES, IMAGES, THREE
 
 SECTION: dict[str, Any] = {

@@ -21,7 +21,7 @@ from knnper.data.images import open_image
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SiteTask
 from knnper.errors import DataError
-from knnper.experiment import Choice
+from knnper.settings import Choice
 from tests.fresh_process import run_fresh
 from tests.knnper_data.site.site_cases import IMAGES, opened, put_image, settings
 

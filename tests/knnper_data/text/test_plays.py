@@ -14,8 +14,8 @@ from knnper.data.characters import ALPHABET, encode
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.text import PlaysSettings
 from knnper.errors import DataError
-from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
+from knnper.settings import Choice, Settings
 from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 

@@ -14,7 +14,7 @@ from knnper.data.normalization import normalizer
 from knnper.data.site import open_site, survey_site
 from knnper.data.site_data import SiteTask, sites_settings, task_of
 from knnper.errors import DataError, Problem
-from knnper.experiment import Choice, Settings, parse_settings
+from knnper.settings import Choice, Settings, parse_settings
 from tests.knnper_data.text.tokenizers_made import make_tokenizer
 
 pytest.importorskip("transformers")

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from knnper.cli.federation import federation
 from knnper.errors import ConfigError
-from knnper.experiment import parse_yaml
 from knnper.server.settings import ServerSettings, read_server
 from knnper.transport.credentials import (
     authority_problem,
@@ -25,6 +24,7 @@ from knnper.transport.credentials import (
     read_public_key,
     write_node_key,
 )
+from knnper.yaml_text import parse_yaml
 
 
 def ask(*arguments: object) -> Result:

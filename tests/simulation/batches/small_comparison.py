@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from knnper.experiment import dump_yaml
 from knnper.simulation.batches.comparison import (
     Comparison,
     read_comparison,
 )
+from knnper.yaml_text import dump_yaml
 
 ROWS: dict[str, Any] = {
     "mean": {"method": {"name": "fedavg"}},

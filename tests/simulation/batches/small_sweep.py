@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from knnper.experiment import dump_yaml
 from knnper.simulation.batches.family import (
     Event,
     Family,
@@ -15,6 +14,7 @@ from knnper.simulation.batches.sweep import (
     Sweep,
     read_sweep,
 )
+from knnper.yaml_text import dump_yaml
 
 PARTITION = {
     "name": "dirichlet",

@@ -19,7 +19,6 @@ import knnper.simulation.batches.family as family_runs
 from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import CheckpointError, FolderTakenError, RunError
-from knnper.experiment import Choice, Settings
 from knnper.models import build_model
 from knnper.networks import TinyCnnSettings
 from knnper.seeding import RandomKey
@@ -27,6 +26,7 @@ from knnper.server.distribution import DistributionError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
+from knnper.settings import Choice, Settings
 from knnper.simulation import origin as inputs
 from knnper.simulation.batches.family import (
     FAILED,

@@ -9,13 +9,13 @@ import pytest
 
 import knnper
 from knnper.errors import ConfigError
-from knnper.experiment import dump_yaml
 from knnper.simulation.batches.choice import CHOSEN
 from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.runner import run_batch
 from knnper.simulation.batches.sweep import read_sweep
 from knnper.simulation.batches.tables import rows_of
+from knnper.yaml_text import dump_yaml
 from tests.own.test_own_code import METHOD
 from tests.simulation.batches.small_sweep import ignore
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import ConfigError
-from knnper.experiment import Experiment, dump_yaml
+from knnper.experiment import Experiment
 from knnper.simulation.batches.comparison import (
     Comparison,
     read_comparison,
@@ -21,6 +21,7 @@ from knnper.simulation.batches.grid import (
 )
 from knnper.simulation.batches.points import Point
 from knnper.simulation.batches.runner import folder_of
+from knnper.yaml_text import dump_yaml
 from tests.simulation.batches.small_comparison import plan
 from tests.simulation.batches.small_sweep import (
     BASE,

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from knnper.experiment import Choice, Settings
 from knnper.metrics import computations
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
+from knnper.settings import Choice, Settings
 from knnper.strategies.core.task import ClientResult, score
 
 STATE = "5" * 64

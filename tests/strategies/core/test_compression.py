@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from knnper.client.site import MetricsPolicy
 from knnper.errors import CodecError, RunError, TrainingDivergedError
-from knnper.experiment import Choice, TrainingSettings, load_experiment
+from knnper.experiment import TrainingSettings, load_experiment
 from knnper.records import flatten, take_apart, unflatten
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.settings import Choice
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.workbench import open_workbench

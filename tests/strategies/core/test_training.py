@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.embedding_model import FlatModel
-from knnper.experiment import Choice, SgdSettings, TrainingSettings
+from knnper.experiment import SgdSettings, TrainingSettings
 from knnper.seeding import RandomKey
+from knnper.settings import Choice
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
 from knnper.strategies.core.method import UNSEEN_CLIENT
