@@ -225,6 +225,13 @@ def _milliseconds(seconds: Sequence[float]) -> float:
     return rounded(1000 * statistics.median(seconds))
 
 
+def index_section(index: str) -> dict[str, str]:
+    """Return the settings of an index: flat, or a string of `faiss.index_factory`."""
+    if index == "flat":
+        return {"name": "flat"}
+    return {"name": "factory", "factory": index}
+
+
 def untrained(name: str, index: str) -> GlobalModel:
     """Return an untrained model."""
     document = {
@@ -233,7 +240,10 @@ def untrained(name: str, index: str) -> GlobalModel:
         "partition": {"name": "iid", "num_clients": 1},
         "model": {"name": name},
         "method": {"name": "knn_per"},
-        "personalization": {"knn_weights": [0.5], "store": {"index": {"name": index}}},
+        "personalization": {
+            "knn_weights": [0.5],
+            "store": {"index": index_section(index)},
+        },
         "run": {"engine": "serial"},
     }
     experiment = load_experiment(document, experiment_catalogue())
@@ -292,7 +302,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=5)
     parser.add_argument("--examples", type=int, default=5000)
-    parser.add_argument("--index", default="flat", help="how the nearest are found")
+    parser.add_argument(
+        "--index", default="flat", help="flat, or a string of faiss.index_factory"
+    )
     parser.add_argument("--questions", type=int, default=100)
     return parser
 

@@ -38,8 +38,10 @@ from knnper.datastore.examples import (
 from knnper.datastore.index import (
     EPS,
     NOTHING,
+    QUERIES_AT_ONCE,
     ROWS_AT_ONCE,
     TINY,
+    FlatIndex,
     IndexSettings,
     VectorIndex,
     Vectors,
@@ -165,8 +167,6 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(cast("BufferedReader", file), "sha256").hexdigest()
 
 
-QUERIES_AT_ONCE = 16
-"""The candidates of so many queries fit in a processor's cache."""
 Distances = NDArray[np.float64]
 VectorsOf = Callable[[Ids], Vectors]
 
@@ -179,9 +179,14 @@ def nearest(
     read_vectors: VectorsOf,
 ) -> tuple[Distances, Ids]:
     """Return squared distances, ascending, and ids, both (m, num_found)."""
-    asked = index, settings, num_found, read_vectors
     parts = [
-        _nearest(queries[start : start + QUERIES_AT_ONCE], *asked)
+        _nearest(
+            queries[start : start + QUERIES_AT_ONCE],
+            index=index,
+            settings=settings,
+            num_found=num_found,
+            read_vectors=read_vectors,
+        )
         for start in range(0, len(queries), QUERIES_AT_ONCE)
     ]
     if len(parts) == 1:
@@ -194,48 +199,40 @@ def nearest(
 
 def _nearest(
     queries: Vectors,
+    *,
     index: VectorIndex,
     settings: IndexSettings,
     num_found: int,
     read_vectors: VectorsOf,
-    *,
-    may_round: bool = True,
 ) -> tuple[Distances, Ids]:
+    # 1. Find candidates, and the exact distances to them.
     count = min(settings.candidates_for(num_found), len(index))
-    rounding = 0.0
-    if not settings.ranks_exactly:
-        rough, ids = index.candidates(queries, count)
-        distances = rough.astype(np.float64)
-    elif index.keeps_vectors:
-        rough, ids, vectors, rounding = index.candidates_with_vectors(
-            queries, count, may_round=may_round
-        )
+    if isinstance(index, FlatIndex):
+        (rough, ids), vectors = index.candidates_with_vectors(queries, count)
         distances = _squared_distances(queries[:, None], vectors)
-    else:
+    elif settings.ranks_exactly:
         rough, ids = index.candidates(queries, count)
         # No id is read twice.
         known = np.where(ids == NOTHING, index.ids[:1], ids)
         unique, positions = np.unique(known, return_inverse=True)
         vectors = read_vectors(unique)[positions.reshape(ids.shape)]
         distances = _squared_distances(queries[:, None], vectors)
+        distances[ids == NOTHING] = np.inf
+    else:
+        rough, ids = index.candidates(queries, count)
+        distances = rough.astype(np.float64)
     distances, found = _first(distances, ids, num_found)
-    certain = (ids != NOTHING).all(axis=1)
+    # 2. Compare all vectors with the queries of which the result is in doubt.
+    certain = (found != NOTHING).all(axis=1)
     if settings.is_exhaustive and count < len(index):
-        # What the last candidate's distance was rounded from is larger than that.
+        # The last candidate's exact distance is larger than its rounded one less this.
         bound = rough[:, -1].astype(np.float64) * (1 - (index.dim + 8) * EPS)
-        if rounding > 0:
-            bound = (np.sqrt(bound) - rounding).clip(0) ** 2
         certain &= distances[:, -1] < bound - index.dim * TINY
-    doubtful = np.flatnonzero(~certain)
-    if len(doubtful) and rounding > 0:
-        asked = queries[doubtful], index, settings, num_found, read_vectors
-        distances[doubtful], found[doubtful] = _nearest(*asked, may_round=False)
-    elif len(doubtful):
-        vectors_of = index.vectors if index.keeps_vectors else read_vectors
-        for row in doubtful.tolist():
-            distances[row], found[row] = _scan(
-                queries[row], index.ids, num_found, vectors_of
-            )
+    vectors_of = index.vectors if index.keeps_vectors else read_vectors
+    for row in np.flatnonzero(~certain).tolist():
+        distances[row], found[row] = _scan(
+            queries[row], index.ids, num_found, vectors_of
+        )
     return distances, found
 
 

@@ -334,7 +334,6 @@ class Store(StoreReader):
             require_model(self.fingerprint, fingerprint or self._expected_model)
             _require_fitting(new, self.spec, self.embedding_dim)
             embeddings = new.embeddings.detach().numpy()
-            self.settings.index.require_range(embeddings)
             if new.external_ids is not None:
                 _require_names(self._rows, new.external_ids, len(new))
             head, stored = self._live.head, self._live.view.contents
@@ -455,7 +454,6 @@ class Store(StoreReader):
             if len(ids):
                 dim = None if version is None else version.embedding_dim
                 require_embeddings("embeddings by the new model", vectors, dim)
-                self.settings.index.require_range(vectors.detach().numpy())
             if version is None:
                 dim = int(vectors.shape[1])
                 version = self._rows.add_version(fingerprint, dim)
@@ -737,11 +735,6 @@ def configure_store(folder: Path, settings: StoreSettings) -> None:
                 f"found room for {most} examples in the new settings, expected at "
                 f"least the {num_stored} that are stored; delete some first"
             )
-        if settings.index != identity.settings.index:
-            version, ids = rows.head().active.number, rows.contents().ids
-            for start in range(0, len(ids), AT_ONCE):
-                part = ids[start : start + AT_ONCE]
-                settings.index.require_range(rows.vectors(part, version))
         with rows.writing() as (_, row):
             row.settings = _SETTINGS.dump_json(settings).decode()
 

@@ -42,7 +42,7 @@ class SettingDoc:
         From the docstring; empty where that does not say it.
     inner
         Settings dataclasses that the value can be, each with the way to choose it in a
-        file, such as ``: {name: hnsw}``; empty where there is no choice.
+        file, such as ``: {name: factory}``; empty where there is no choice.
     """
 
     key: str

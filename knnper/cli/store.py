@@ -44,7 +44,9 @@ _EMBEDDING_MODEL = typer.Option(
 )
 ModelRun = Annotated[Path, _EMBEDDING_MODEL]
 OptionalRun = Annotated[Path | None, _EMBEDDING_MODEL]
-Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'")]
+Changes = Annotated[
+    list[str] | None, set_option("'index={name: factory, factory: SQ8, rerank: 4}'")
+]
 
 SHOWN = 10  # so many lines of one sort are shown
 store = typer.Typer(
@@ -104,7 +106,9 @@ def create(
     index: Annotated[
         str | None,
         typer.Option(
-            help="Kind of index: flat, fp16, sq8, pq, hnsw or ivf.", show_default="flat"
+            metavar="flat|FACTORY",
+            help="Exact search, or a string of faiss.index_factory such as HNSW16.",
+            show_default="flat",
         ),
     ] = None,
     changes: Changes = None,
@@ -122,9 +126,12 @@ def create(
         "capacity": capacity,
         "budget_mb": budget_mb,
         "seed": seed,
-        "index.name": index,
+        "index.name": index if index in (None, "flat") else "factory",
+        "index.factory": None if index == "flat" else index,
     }
-    shorthands = [f"{name}={one}" for name, one in given.items() if one is not None]
+    shorthands = [
+        f"{name}={value}" for name, value in given.items() if value is not None
+    ]
     settings = store_settings({}, [*shorthands, *(changes or ())])
     from knnper.datastore.examples import InputLayout, StoreSpec
     from knnper.datastore.store import create_store
@@ -404,7 +411,7 @@ def rewrite(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting, as in --set capacity=5000 or --set "
-            "'index={name: sq8, rerank: 4}'; may be repeated.",
+            "'index={name: factory, factory: SQ8}'; may be repeated.",
         ),
     ] = None,
     target: Annotated[

@@ -15,6 +15,7 @@ import knnper.cli.store
 from knnper.cli.app import app
 from knnper.cli.terminal import Counter, as_time
 from knnper.data.digits import DigitsSettings
+from knnper.datastore.index import FactorySettings
 from knnper.datastore.store import DATABASE, open_store
 from tests.cli.store_commands import (
     NUM_EXAMPLES,
@@ -29,14 +30,14 @@ from tests.cli.store_commands import (
 def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
     folder = tmp_path / "store"
     arguments = ("--policy", "fifo", "--capacity", 100, "--seed", 3)
-    more = ("--index", "sq8", "--set", "index.rerank=2", "--no-inputs")
+    more = ("--index", "SQ8", "--set", "index.rerank=2", "--no-inputs")
     done("create", folder, "--model", run, *arguments, *more)
     with open_store(folder) as opened:
         assert opened.spec.class_names == tuple("0123456789")
         assert opened.spec.input is None
         assert (opened.embedding_dim, opened.capacity) == (8, 100)
         assert (opened.settings.policy, opened.settings.seed) == ("fifo", 3)
-        assert opened.settings.index.name == "sq8"
+        assert opened.settings.index == FactorySettings("SQ8", rerank=2)
         assert opened.settings.index.candidates_for(10) == 20
 
 
@@ -132,8 +133,10 @@ def test_what_was_exported_can_be_added(
 
 
 def test_configure(folder: Path) -> None:
-    shown = done("rewrite", folder, "--set", "index.name=hnsw", "--json").stdout
-    assert json.loads(shown)["index"]["name"] == "hnsw"
+    shown = done(
+        "rewrite", folder, "--set", "index={name: factory, factory: HNSW16}", "--json"
+    ).stdout
+    assert json.loads(shown)["index"]["factory"] == "HNSW16"
     assert described(folder)["index_bytes"] != 0
     assert "sound" in done("verify", folder).stdout
     change = ("rewrite", folder, "--set")

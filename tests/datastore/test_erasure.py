@@ -12,10 +12,10 @@ from knnper.datastore.examples import (
     Selection,
     StoreSpec,
 )
-from knnper.datastore.index import INDEX_KINDS
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import Store, create_store, open_store
 from tests.datastore.erased_bytes import files_with, stored_bytes
+from tests.datastore.index_kinds import KINDS
 
 SHAPE, DIM, NUM_CLASSES = (32, 32, 3), 512, 4
 SPEC = StoreSpec(NUM_CLASSES, InputLayout(SHAPE))
@@ -43,11 +43,11 @@ def drop(store: Store, folder: Path, ids: Ids) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "index", ["flat", "hnsw", pytest.param("sq8", marks=pytest.mark.slow)]
+    "index", ["flat", "graph", pytest.param("scalar", marks=pytest.mark.slow)]
 )
 def test_deletion_erases_all_bytes(tmp_path: Path, index: str) -> None:
     folder = tmp_path / "store"
-    chosen = StoreSettings(index=INDEX_KINDS[index]())
+    chosen = StoreSettings(index=KINDS[index])
     with create_store(folder, SPEC, DIM, "first", chosen) as store:
         store.add(some(300, 1))
         store.save()
@@ -64,12 +64,14 @@ def test_deletion_erases_all_bytes(tmp_path: Path, index: str) -> None:
         assert files_with(folder, secrets) == set()
 
 
-@pytest.mark.parametrize("index", ["hnsw", pytest.param("sq8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "index", ["graph", pytest.param("scalar", marks=pytest.mark.slow)]
+)
 def test_deletion_erases_bytes_of_evicted_examples_and_old_embeddings(
     tmp_path: Path, index: str
 ) -> None:
     folder = tmp_path / "store"
-    chosen = StoreSettings("fifo", 200, index=INDEX_KINDS[index]())
+    chosen = StoreSettings("fifo", 200, index=KINDS[index])
     with create_store(folder, SPEC, DIM, "first", chosen) as store:
         store.add(some(180, 1))
         secrets = drop(store, folder, store.contents().ids[::60])
@@ -88,7 +90,7 @@ def test_deletion_erases_bytes_of_evicted_examples_and_old_embeddings(
 
 def test_search_finds_bytes_of_stored_examples(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    chosen = StoreSettings(index=INDEX_KINDS["hnsw"]())
+    chosen = StoreSettings(index=KINDS["graph"])
     with create_store(folder, SPEC, DIM, "first", chosen) as store:
         store.add(some(50, 1))
         secrets = stored_bytes(folder, store.contents().ids[:5])

@@ -143,7 +143,7 @@ def test_a_saved_index_takes_no_more_memory_than_its_file(tmp_path: Path) -> Non
     assert int.from_bytes(content[place : place + 8], "little") in (32, 128)
     content[place : place + 8] = (2**36).to_bytes(8, "little")
     file.write_bytes(content)
-    with pytest.raises(StoreDamagedError, match="no index that can be read"):
+    with pytest.raises(StoreDamagedError, match="not an index that can be read"):
         settings.read(file, 4)
     settings.build(4, np.arange(1, 9), vectors).write(file)
     assert len(settings.read(file, 4)) == 8

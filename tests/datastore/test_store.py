@@ -25,7 +25,6 @@ from knnper.datastore.examples import (
     StoreMismatchError,
     StoreSpec,
 )
-from knnper.datastore.index import GraphSettings
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import (
     DATABASE,
@@ -36,6 +35,7 @@ from knnper.datastore.store import (
     read_identity,
 )
 from knnper.errors import ConfigError, DataError
+from tests.datastore.index_kinds import GRAPH
 from tests.datastore.small_store import examples, forked, ids, new_store
 
 
@@ -193,7 +193,7 @@ def test_more_can_be_allowed_later_but_not_less_than_there_is(tmp_path: Path) ->
     new_store(tmp_path / "s", 8, policy="fifo", capacity=8).close()
     with pytest.raises(StoreError, match=r"found room for 7 .* at least the 8"):
         configure_store(tmp_path / "s", StoreSettings("fifo", 7))
-    settings = StoreSettings("fifo", 9, index=GraphSettings())
+    settings = StoreSettings("fifo", 9, index=GRAPH)
     configure_store(tmp_path / "s", settings)
     assert read_identity(tmp_path / "s").settings == settings
     with open_store(tmp_path / "s", writable=True) as store:

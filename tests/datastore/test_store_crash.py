@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from knnper.datastore.index import INDEX_KINDS
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import Store, StoreReader, create_store, open_store
 from knnper.datastore.verify import verify
+from tests.datastore.index_kinds import KINDS
 from tests.datastore.small_store import forked
 
 DIM = 48
@@ -195,7 +195,7 @@ def opened_meanwhile(folder: Path) -> Iterator[None]:
 
 def kill_again_and_again(folder: Path, kind: str, num_kills: int) -> set[str]:
     """Return the operations that were under way when a process was killed."""
-    index = INDEX_KINDS[kind]()
+    index = KINDS[kind]
     settings = StoreSettings("fifo", CAPACITY, index=index)
     create_store(folder, SPEC, DIM, "first", settings).close()
     generator = np.random.default_rng(7)
@@ -226,7 +226,7 @@ def require_erased(folder: Path, deleted: dict[int, int]) -> None:
             assert secret.numpy().tobytes()[:64] not in content
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "graph"])
 def test_nothing_is_lost_when_the_process_is_killed(tmp_path: Path, kind: str) -> None:
     kill_again_and_again(tmp_path / "store", kind, num_kills=6)
 
@@ -257,7 +257,7 @@ def test_a_store_that_is_written_is_not_taken_for_damaged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "num_kills"), [("flat", 200), ("hnsw", 100), ("sq8", 100)]
+    ("kind", "num_kills"), [("flat", 200), ("graph", 100), ("scalar", 100)]
 )
 def test_nothing_is_lost_in_many_kills(
     tmp_path: Path, kind: str, num_kills: int

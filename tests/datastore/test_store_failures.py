@@ -25,7 +25,7 @@ from knnper.datastore.examples import (
     StoreMismatchError,
     StoreSpec,
 )
-from knnper.datastore.index import INDEX_KINDS, GraphSettings, HalfSettings, VectorIndex
+from knnper.datastore.index import VectorIndex
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.search import LiveView
 from knnper.datastore.store import (
@@ -37,6 +37,7 @@ from knnper.datastore.store import (
     open_store,
 )
 from knnper.datastore.verify import verify
+from tests.datastore.index_kinds import GRAPH, KINDS, RERANKED
 from tests.datastore.small_store import examples, forked, ids, new_store
 
 
@@ -235,12 +236,12 @@ class Waiting:
 
 @pytest.mark.parametrize(
     ("kind", "is_on_disk"),
-    [("flat", True), ("hnsw", True), ("ivf", True), ("hnsw", False)],
+    [("flat", True), ("graph", True), ("lists", True), ("graph", False)],
 )
 def test_searches_go_on_while_the_store_changes(
     tmp_path: Path, kind: str, is_on_disk: bool
 ) -> None:
-    index = INDEX_KINDS[kind]()
+    index = KINDS[kind]
     with made(tmp_path, is_on_disk, policy="fifo", capacity=60, index=index) as store:
         with searched(store):
             for first in range(1, 200, 20):
@@ -323,7 +324,7 @@ def test_a_change_that_is_cut_short_half_way_is_made_up_for(
 def test_a_reader_that_reranks_follows_a_busy_writer(tmp_path: Path) -> None:
     # Candidates are compared by vectors from the database, which the reader reads
     # while another of its threads takes up what the writer has changed.
-    index = HalfSettings(rerank=2)
+    index = RERANKED
     with made(tmp_path, policy="fifo", capacity=60, index=index) as store:
         store.add(batch(1, 60))
         with open_store(tmp_path / "s") as reader, searched(reader):
@@ -334,7 +335,7 @@ def test_a_reader_that_reranks_follows_a_busy_writer(tmp_path: Path) -> None:
 def test_a_delete_during_reembedding_leaves_no_trace_in_the_new_index(
     tmp_path: Path,
 ) -> None:
-    store = made(tmp_path, index=GraphSettings())
+    store = made(tmp_path, index=GRAPH)
     store.add(batch(1, 300))
     built = LiveView.built
 
@@ -394,7 +395,7 @@ def test_an_interrupt_after_the_commit_hides_nothing(tmp_path: Path) -> None:
 
 
 def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
-    index = GraphSettings()
+    index = GRAPH
     with made(tmp_path, policy="fifo", capacity=100, index=index) as store:
         store.add(batch(1, 100))
         with open_store(tmp_path / "s") as reader:

@@ -31,6 +31,7 @@ from knnper.datastore.store import (
     open_store,
 )
 from knnper.seeding import RandomKey
+from tests.datastore.index_kinds import KINDS
 
 NUM_CLASSES, INPUT_DIM = 3, 8
 SPEC = StoreSpec(NUM_CLASSES, InputLayout((INPUT_DIM,)))
@@ -217,8 +218,8 @@ class StoreMachine(RuleBasedStateMachine):
         exact = np.take_along_axis(distances, places, axis=1)
         if self.settings.index.is_exhaustive:
             assert (places == order).all()
-        if self.settings.index.name in ("fp16", "sq8"):
-            # Half numbers hold these inputs exactly, 8 bits nearly.
+        if self.settings.index in (KINDS["half"], KINDS["scalar"]):
+            # Half precision holds these inputs exactly, 8 bits nearly.
             np.testing.assert_allclose(
                 found.squared_distances, exact, rtol=0.1, atol=0.5
             )
@@ -272,29 +273,11 @@ class StoreMachine(RuleBasedStateMachine):
                 assert torch.equal(store.vectors(contents.ids), expected)
 
 
-COMBINATIONS = list(itertools.product(POLICIES, indexes.INDEX_KINDS))
-LEARNT: dict[str, indexes.IndexSettings] = {
-    "fp16, ranked anew": indexes.HalfSettings(rerank=2),
-    "sq8": indexes.ScalarSettings(),
-    "sq8, ranked anew": indexes.ScalarSettings(rerank=3),
-    "pq": indexes.ProductSettings(num_bits=4),
-    "pq, ranked anew": indexes.ProductSettings(num_bits=4, rerank=3),
-    "ivf": indexes.ListsSettings(num_lists=3, num_probes=2),
-}
-
-"""Kinds that learn from the vectors, so that they have codes and lists soon."""
-
-
-@pytest.fixture
-def learning_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let indexes learn from 16 vectors, in place of hundreds."""
-    monkeypatch.setattr(indexes, "_RANGE_SAMPLE", 16)
-    monkeypatch.setattr(indexes, "_POINTS_PER_CENTROID", (1, 256))
-    monkeypatch.setattr(indexes, "_FEWEST_IN_LIST", 4)
+COMBINATIONS = list(itertools.product(POLICIES, KINDS))
 
 
 def run_histories(
-    policy: str, index: indexes.KindSettings, count: int, steps: int, capacity: int = 6
+    policy: str, index: indexes.IndexSettings, count: int, steps: int, capacity: int = 6
 ) -> None:
     chosen = {"policy": policy, "index": index, "capacity": capacity}
     tried = settings(
@@ -312,34 +295,23 @@ def run_histories(
     [one for one in COMBINATIONS if one[0] == "fifo" or one[1] == "flat"],
 )
 def test_short_histories(policy: str, kind: str) -> None:
-    run_histories(policy, indexes.INDEX_KINDS[kind](), 5, 20)
+    run_histories(policy, KINDS[kind], 5, 20)
 
 
-@pytest.mark.usefixtures("learning_early")
-@pytest.mark.parametrize("name", LEARNT)
-def test_short_histories_of_what_was_learnt(name: str) -> None:
-    run_histories("fifo", LEARNT[name], 3, 20, capacity=24)
-
-
-@pytest.mark.usefixtures("learning_early")
-def test_these_histories_do_learn() -> None:
-    vectors = RandomKey(1).numpy().normal(size=(24, INPUT_DIM)).astype("float32")
-    assert LEARNT
-    for settings_ in LEARNT.values():
-        built = settings_.build(INPUT_DIM, np.arange(24), vectors)
-        flat = 24 * (4 * INPUT_DIM + 16)
-        assert built.num_bytes != flat, settings_
+@pytest.mark.parametrize("kind", ["lists", "scalar", "product", "reranked"])
+def test_short_histories_of_trained_indexes(kind: str) -> None:
+    # More than `train_size` examples are stored.
+    run_histories("fifo", KINDS[kind], 3, 20, capacity=24)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kind"), COMBINATIONS)
 def test_long_histories(policy: str, kind: str) -> None:
-    run_histories(policy, indexes.INDEX_KINDS[kind](), 30, 50)
+    run_histories(policy, KINDS[kind], 30, 50)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("learning_early")
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", LEARNT)
-def test_long_histories_of_what_was_learnt(policy: str, name: str) -> None:
-    run_histories(policy, LEARNT[name], 15, 40, capacity=24)
+@pytest.mark.parametrize("kind", ["lists", "scalar", "product", "reranked"])
+def test_long_histories_of_trained_indexes(policy: str, kind: str) -> None:
+    run_histories(policy, KINDS[kind], 15, 50, capacity=24)

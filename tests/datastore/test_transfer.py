@@ -17,7 +17,6 @@ from knnper.datastore.examples import (
     StoreFullError,
     StoreSpec,
 )
-from knnper.datastore.index import GraphSettings
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import AT_ONCE, DATABASE, create_store
 from knnper.datastore.transfer import (
@@ -30,6 +29,7 @@ from knnper.datastore.transfer import (
     summarize,
 )
 from knnper.errors import DataError
+from tests.datastore.index_kinds import GRAPH
 from tests.datastore.small_store import (
     IMAGE_DIM,
     IMAGE_SHAPE,
@@ -324,7 +324,7 @@ def test_damage_leaves_no_file(tmp_path: Path) -> None:
 
 def test_the_figures_of_a_store(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    chosen = StoreSettings(capacity=50, index=GraphSettings())
+    chosen = StoreSettings(capacity=50, index=GRAPH)
     with small_store(folder, chosen, count=31) as store:
         assert summarize(folder).writer is not None
         store.save()

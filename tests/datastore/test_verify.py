@@ -17,7 +17,6 @@ from knnper.datastore.examples import (
     StoreError,
     StoreSpec,
 )
-from knnper.datastore.index import GraphSettings
 from knnper.datastore.journal import ACKNOWLEDGED
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import (
@@ -45,6 +44,7 @@ from tests.datastore.damaged_store import (
     write_flipped,
 )
 from tests.datastore.erased_bytes import files_with, stored_bytes
+from tests.datastore.index_kinds import GRAPH
 from tests.datastore.small_store import IMAGE_DIM, small_store, some
 
 
@@ -52,7 +52,7 @@ from tests.datastore.small_store import IMAGE_DIM, small_store, some
 def folder(tmp_path: Path) -> Path:
     """Return a store with a saved graph."""
     folder = tmp_path / "store"
-    with small_store(folder, StoreSettings(index=GraphSettings())) as store:
+    with small_store(folder, StoreSettings(index=GRAPH)) as store:
         store.save()
     return folder
 
@@ -166,7 +166,10 @@ def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> No
     assert "pydantic" not in found
 
 
-def test_an_index_of_other_vectors_is_found(folder: Path) -> None:
+def test_verify_finds_other_vectors_in_the_flat_index(tmp_path: Path) -> None:
+    folder = tmp_path / "flat"
+    with small_store(folder) as store:
+        store.save()
     set_vector(folder, np.ones(IMAGE_DIM, np.float32).tobytes())
     expected = "the saved index has other embeddings than the database: 2"
     assert findings(folder) == [expected]

@@ -16,7 +16,7 @@ from knnper.datastore.class_prior import (
     adapt_probabilities,
 )
 from knnper.datastore.examples import NewExamples, StoreSpec
-from knnper.datastore.index import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.index import FactorySettings
 from knnper.datastore.memory import (
     PAPER_KNN_WEIGHTS,
     EvidenceName,
@@ -42,6 +42,7 @@ from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuningSettings
 from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySettings
 from knnper.strategies.knn_per import KnnMemory, knn_predictor
+from tests.datastore.index_kinds import KINDS, SCALAR
 from tests.strategies.tiny import tiny_cnn_task
 
 NUM_CLASSES = 4
@@ -156,7 +157,7 @@ def test_the_index_that_is_set_is_searched() -> None:
     images = draw("test", 20).images
     exact, coarse = (
         served(data, KnnSettings(knn_weights=(1.0,), store=store))
-        for store in (StoreSettings(), StoreSettings(index=ScalarSettings()))
+        for store in (StoreSettings(), StoreSettings(index=SCALAR))
     )
     # 8 bits a number move the votes, but few of them to another label.
     found, expected = coarse(images), exact(images)
@@ -164,9 +165,9 @@ def test_the_index_that_is_set_is_searched() -> None:
     assert (found.argmax(dim=1) == expected.argmax(dim=1)).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("name", INDEX_KINDS)
+@pytest.mark.parametrize("name", KINDS)
 def test_any_index_leaves_examples_out(name: str) -> None:
-    index = INDEX_KINDS[name]()
+    index = KINDS[name]
     tuning = TuningSettings(evidence="leave_one_out")
     store = StoreSettings(index=index)
     settings = KnnSettings(num_neighbors=1, tuning=tuning, store=store)
@@ -211,7 +212,7 @@ def test_chance_is_each_client_s_own_and_the_seed_s() -> None:
     [
         (StoreSettings("fifo"), "capacity: found none with policy = fifo"),
         (StoreSettings(budget_mb=1e-6), "budget_mb"),
-        (StoreSettings(index=ProductSettings(num_parts=7)), "num_parts"),
+        (StoreSettings(index=FactorySettings("PQ7")), "PQ7"),
     ],
 )
 def test_a_store_that_cannot_be_is_refused_before_training(

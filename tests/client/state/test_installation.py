@@ -54,7 +54,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"knn_weights": [0.4]},
     {"store": {"policy": "reservoir", "capacity": 17, "seed": 3}},
     {"store": {"policy": "fifo", "capacity": 12}},
-    {"store": {"index": {"name": "sq8"}}},
+    {"store": {"index": {"name": "factory", "factory": "SQ8"}}},
 ]
 
 
