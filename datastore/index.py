@@ -452,6 +452,14 @@ def use_one_thread() -> None:
     faiss.omp_set_num_threads(1)
 
 
+def _silence_training(index: faiss.Index) -> None:
+    """Keep FAISS from printing advice on the sample size once for each client."""
+    kind = faiss.downcast_index(index)  # a view: ``index`` must stay referenced
+    for part in (kind, getattr(kind, "pq", None)):
+        if hasattr(part, "cp"):
+            part.cp.min_points_per_centroid = 1
+
+
 def _read_index_file(path: Path) -> IndexFile:
     """Read what `IndexFile.write` wrote."""
     use_one_thread()
