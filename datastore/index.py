@@ -363,6 +363,7 @@ class FactorySettings(Settings):
             raise ConfigError(
                 [Problem("index.factory", message)], "the store"
             ) from None
+        _silence_training(index)
         return index
 
     def can_train(self, dim: int, num_vectors: int) -> bool:
@@ -455,9 +456,10 @@ def use_one_thread() -> None:
 def _silence_training(index: faiss.Index) -> None:
     """Keep FAISS from printing advice on the sample size once for each client."""
     kind = faiss.downcast_index(index)  # a view: ``index`` must stay referenced
-    for part in (kind, getattr(kind, "pq", None)):
-        if hasattr(part, "cp"):
-            part.cp.min_points_per_centroid = 1
+    quantizers: list[Any] = [kind, getattr(kind, "pq", None)]
+    for quantizer in quantizers:
+        if hasattr(quantizer, "cp"):
+            quantizer.cp.min_points_per_centroid = 1
 
 
 def _read_index_file(path: Path) -> IndexFile:
