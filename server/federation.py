@@ -36,6 +36,11 @@ from knnper.transport.messages import (
     why_none_can_run,
 )
 
+TASK_S, SHORTEST_TASK_S = 0.25, 0.03
+_TASKS_PER_WORKER = 4
+# Flower drops a message this long after its reply is due, so that our timeout is first.
+EXPIRES_LATER_S = 10.0
+
 
 @dataclass(frozen=True)
 class _OfClients:
@@ -195,10 +200,6 @@ class Packer:
             self._carrier.discard(self._in_use.pop(id(packed)))
 
 
-TASK_S, SHORTEST_TASK_S = 0.25, 0.03
-_TASKS_PER_WORKER = 4
-
-
 @dataclass
 class TaskSize:
     """Number of clients that one message trains, for workers that train any client.
@@ -270,10 +271,6 @@ def _joined(requests: Sequence[Request]) -> Request:
             itertools.chain.from_iterable(request.state_rounds for request in requests)
         ),
     )
-
-
-# Flower drops a message this long after its reply is due, so that our timeout is first.
-EXPIRES_LATER_S = 10.0
 
 
 @dataclass

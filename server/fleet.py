@@ -21,6 +21,9 @@ from knnper.strategies.core.training import num_steps
 from knnper.transport.messages import Purpose
 from knnper.transport.polling import Interrupted
 
+_Z_975 = 1.959964
+LOOK_EVERY_S = 0.05
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -155,7 +158,6 @@ class VirtualFleet(Fleet):
         return {"round_seconds": self._devices.work_s(client)}
 
 
-_Z_975 = 1.959964
 # 95 % of a normal distribution lie within this many standard deviations.
 
 
@@ -281,9 +283,6 @@ class Devices:
         """Return the examples that a client processes in a round, with repetitions."""
         training, size = self._training, self.sizes[client]
         return num_steps(training, None, size) * min(size, training.batch_size)
-
-
-LOOK_EVERY_S = 0.05
 
 
 class LiveFleet(Fleet):

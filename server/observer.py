@@ -23,6 +23,7 @@ from knnper.errors import harmless
 
 RoundRecord = Mapping[str, Any]
 """Figures of one round by name; ``failures``, if any, has the reasons by client."""
+SECONDS_BETWEEN_LINES = 5.0
 
 
 class Observer:
@@ -76,9 +77,6 @@ class LoggingObserver(Observer):
     def finished(self) -> None:
         """Log the end."""
         self._log.info("finished")
-
-
-SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextlib.contextmanager

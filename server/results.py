@@ -34,6 +34,21 @@ _LARGEST_LOG_LOSS = -math.log(1e-12)
 
 # Sums of float32 probabilities may end a little above the truth.
 _TOLERANCE = 1e-3
+IMAGES_AT_ONCE = 1024
+EARLIER_NAMES = {
+    "fraction_hurt": "fraction_degraded",
+    "hand_over": "model_distribution",
+    "away": "offline",
+}
+OVER_CLIENTS = (
+    *("weighted", "mean", "bottom_decile", "worst", "std"),
+    *("fraction_degraded", "num_undefined"),
+)
+"""Distribution of a metric over clients, see `metric_figures`."""
+_TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
+_LAST = ("virtual_seconds",)
+_COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
+MOST_SUMMED = 100_000
 
 
 def evaluation_problem(
@@ -156,8 +171,6 @@ def _is_finite(value: object) -> bool:
     return -math.inf < value < math.inf
 
 
-IMAGES_AT_ONCE = 1024
-
 # Images of one group of clients: their task takes a fraction of a second, so that many
 # workers are busy until the end, and the overhead of a task is small.
 
@@ -175,12 +188,6 @@ def in_groups(
     for _, group in itertools.groupby(numbered, key=lambda member: member[1]):
         yield tuple(name for name, _ in group)
 
-
-EARLIER_NAMES = {
-    "fraction_hurt": "fraction_degraded",
-    "hand_over": "model_distribution",
-    "away": "offline",
-}
 
 # Former names of keys in result files, which are still read.
 
@@ -265,13 +272,6 @@ def figure_of(metric: str, name: str) -> str:
     if metric == ACCURACY and name == "fraction_degraded":
         return name  # accuracy is the oldest metric, and its keys have no prefix
     return f"{metric}_{name}"
-
-
-OVER_CLIENTS = (
-    *("weighted", "mean", "bottom_decile", "worst", "std"),
-    *("fraction_degraded", "num_undefined"),
-)
-"""Distribution of a metric over clients, see `metric_figures`."""
 
 
 def metric_figures(
@@ -368,10 +368,6 @@ def training_summary(
     }
 
 
-_TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
-_LAST = ("virtual_seconds",)
-
-
 def write_clients_csv(
     path: Path,
     results: Iterable[ClientResult],
@@ -410,9 +406,6 @@ def write_clients_csv(
         )
 
 
-_COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
-
-
 def columns_of(metric: str) -> tuple[str, str]:
     """Return the columns of a metric: of the client's own and the global model."""
     return metric, f"{metric}_global"
@@ -437,9 +430,6 @@ def _row(result: ClientResult, metrics: Sequence[str]) -> dict[str, str]:
             for name, value in figures.items()
         },
     }
-
-
-MOST_SUMMED = 100_000
 
 
 class Total:

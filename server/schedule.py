@@ -37,6 +37,9 @@ from knnper.server.fleet import Cohort, Devices, Fleet, VirtualFleet
 from knnper.server.selection import ClientSelection, selection_of
 from knnper.strategies.core.method import Method, origins
 
+_ROUNDING = 1e-6
+_TRIES = 32  # before looking at all clients; each idle client is equally likely
+
 
 def num_participants(num_clients: int, participation: float) -> int:
     """Return the number of ``num_clients`` that take part: rounded, at least 1."""
@@ -235,10 +238,6 @@ class BufferedSchedule(TimedSchedule):
                 return client
         idle = [client for client in self._fleet.available() if client not in busy]
         return idle[int(generator.integers(len(idle)))] if idle else None
-
-
-_ROUNDING = 1e-6
-_TRIES = 32  # before looking at all clients; each idle client is equally likely
 
 
 def participation_of(

@@ -28,6 +28,16 @@ from knnper.transport.polling import Interrupted, NoReply, Patience, push
 
 # Until a node must introduce itself: it may first have to read all of its data.
 TIMEOUT_S = 120.0
+ASK_AGAIN_S = 20.0  # until a node that could not take part is asked again
+REMIND_S = 300.0  # until the reason is repeated to a node that cannot take part
+log = logging.getLogger("flwr")
+# How the server waits for replies of clients on other machines.
+OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
+LOOK_EVERY_S = 0.2
+REMIND_EVERY_S = 30.0
+Enough = Callable[[dict[str, Member]], bool]
+LATE_CHECK_EVERY_S = 1.0
+TRY_AGAIN_S = 60.0  # until a client that did not get the model is tried again
 
 
 def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
@@ -41,11 +51,6 @@ def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
         f"its key is registered as {registered.name}, and it calls itself {name}; set "
         f"name: {registered.name} in its configuration, or use the key of {name}"
     )
-
-
-ASK_AGAIN_S = 20.0  # until a node that could not take part is asked again
-REMIND_S = 300.0  # until the reason is repeated to a node that cannot take part
-log = logging.getLogger("flwr")
 
 
 @dataclass
@@ -173,13 +178,6 @@ class Directory:
         # For the node's own log; no reply is expected.
         content = RecordDict({"refusal": ConfigRecord({"reason": reason})})
         push(self.grid, [Message(content, node, Purpose.REFUSE.value)])
-
-
-# How the server waits for replies of clients on other machines.
-OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
-LOOK_EVERY_S = 0.2
-REMIND_EVERY_S = 30.0
-Enough = Callable[[dict[str, Member]], bool]
 
 
 @dataclass
@@ -325,10 +323,6 @@ class SiteFederation(Federation):
                 remind_at = now + REMIND_EVERY_S
             if self.stop.wait(LOOK_EVERY_S):
                 raise Interrupted("stopped while waiting for clients")
-
-
-LATE_CHECK_EVERY_S = 1.0
-TRY_AGAIN_S = 60.0  # until a client that did not get the model is tried again
 
 
 @dataclass

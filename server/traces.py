@@ -42,6 +42,14 @@ from knnper.settings import shown
 
 BYTES_OF_A_KILOBIT = 125.0
 TRAINING_PER_INFERENCE = 3.0  # (Lai et al. 2022): there and twice as long back
+log = logging.getLogger(__name__)
+Row = Mapping[str, Any]
+_SPEEDS: Mapping[str, Callable[[float], float]] = {
+    "seconds_per_example": float,
+    "examples_per_s": lambda value: 1 / value,
+    "computation": lambda value: TRAINING_PER_INFERENCE * value / 1000,
+}
+_TIMES = ("active", "inactive", "finish_time")
 
 
 @dataclass(frozen=True)
@@ -146,9 +154,6 @@ def digests(settings: DeviceSettings | None) -> dict[str, str]:
     return by_file
 
 
-log = logging.getLogger(__name__)
-
-
 def _bytes(path: str, name: str) -> bytes:
     try:
         return Path(path).read_bytes()
@@ -195,9 +200,6 @@ def _devices(path: str | None, name: str) -> list[Device]:
 
 def _said(device: Device) -> tuple[str, ...]:
     return tuple(name for name, value in vars(device).items() if value is not None)
-
-
-Row = Mapping[str, Any]
 
 
 def _rows(path: str, content: bytes) -> dict[str, Row]:
@@ -255,11 +257,6 @@ def _of_kilobits(value: float) -> float:
     return value * BYTES_OF_A_KILOBIT
 
 
-_SPEEDS: Mapping[str, Callable[[float], float]] = {
-    "seconds_per_example": float,
-    "examples_per_s": lambda value: 1 / value,
-    "computation": lambda value: TRAINING_PER_INFERENCE * value / 1000,
-}
 _BOTH: dict[str, Callable[[float], float]] = {
     "communication": _of_kilobits,
     "tcp_speed_results": _of_kilobits,
@@ -272,7 +269,6 @@ _UP: dict[str, Callable[[float], float]] = {
     "bytes_up_per_s": float,
     "upload_kbps": _of_kilobits,
 }
-_TIMES = ("active", "inactive", "finish_time")
 KNOWN = (*_SPEEDS, *_DOWN, *_UP, *_BOTH, *_TIMES)
 
 

@@ -22,6 +22,7 @@ from knnper.transport.credentials import fingerprint, read_public_key, write_pub
 _SUFFIX = ".pub"
 _COUNT_SUFFIX = ".num_train"
 Snapshot = tuple[tuple[str, int, int], ...]
+_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,6 @@ def require_name(name: str) -> None:
 def _key_twice(name: str, owner: str) -> str:
     fix = f"make another, or: knnper fed remove-client FEDERATION {owner}"
     return f"the key of {name} is already that of {owner}; {fix}"
-
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)

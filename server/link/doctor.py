@@ -41,6 +41,10 @@ from knnper.transport.diagnosis import (
 from knnper.transport.sockets import listen
 
 _LOG = "the server's log says why; a key that was removed cannot come back"
+_CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
+_HEALTH = "/health"
+_OK = 200
+_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def _clients(settings: ServerSettings) -> Finding:
@@ -75,9 +79,6 @@ def _registered(settings: ServerSettings) -> Finding:
     return fine(f"{len(clients)} registered, online: {', '.join(online) or 'none'}")
 
 
-_CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
-
-
 def _certificate(files: TlsFiles) -> Finding:
     try:
         chain = read_as(
@@ -102,7 +103,7 @@ def _key(files: TlsFiles) -> Finding:
     try:
         exposed = permission_problem(files.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # Nobody is asked for a passphrase on the terminal.
+        # The function prevents a prompt for a passphrase on the terminal.
         context.load_cert_chain(files.certificate, files.key, lambda: "")
     except ssl.SSLError as error:
         finding = (
@@ -114,11 +115,6 @@ def _key(files: TlsFiles) -> Finding:
     if exposed is not None:
         return from_message(Verdict.WARNING, exposed, "mode 0600")
     return fine(f"{files.key} belongs to the certificate")
-
-
-_HEALTH = "/health"
-_OK = 200
-_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def _server(settings: ServerSettings) -> Finding:
@@ -154,7 +150,7 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
 
 
 def is_running(state: Path) -> bool:
-    """Return whether a server holds the folder ``state``; it notices nothing."""
+    """Return whether a server uses the folder ``state``, without disturbing it."""
     return lock_holder(state / LOCK) is not None
 
 
@@ -167,7 +163,7 @@ def _taken(address: Address, setting: str) -> Finding:
 
 
 def server_checks(settings: ServerSettings) -> list[Check]:
-    """Return the checks of a server, in the order in which they make sense."""
+    """Return the checks of a server; each presupposes the ones before it."""
     listen, control = settings.listen_address, settings.control_address
     tls, runs = settings.tls, is_running(settings.state)
     checks = [
@@ -175,7 +171,7 @@ def server_checks(settings: ServerSettings) -> list[Check]:
         Check("runs", lambda: folder_finding(settings.runs_folder, "runs")),
     ]
     if tls is None:
-        finding = "`insecure: true`: nothing is encrypted, whoever comes is a client"
+        finding = "`insecure: true`: nothing is encrypted, and clients need no key"
         open_to_all = warning(finding, "make certificates and keys: knnper fed init")
         checks.append(Check("tls", lambda: open_to_all))
     else:

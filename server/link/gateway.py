@@ -1,4 +1,4 @@
-"""Passes on to Flower what the rules let through; knows who was heard of."""
+"""An ASGI proxy that forwards permitted requests of clients to Flower."""
 
 import asyncio
 import contextlib
@@ -64,22 +64,45 @@ from knnper.transport.waiting import duration
 
 logger = logging.getLogger(__name__)
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+# A body's next 100 kB, or its end, must arrive within 10 s. Flower drops a reply
+# without progress for 180 s; an object of 5 MB takes that long at a third of this rate.
 _WINDOW_S = 10.0
 _WINDOW_BYTES = 100_000
-"""A body's next 100 kB, or its rest, arrive within 10 s: Flower gives a reply up that
-does not get on for 180 s, which is an object of 5 MB at three times that pace."""
 
-_LONGEST_WAIT_S = 4.0  # for other bodies to be done; then the client tries again
-_REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode has five
+_LONGEST_WAIT_S = 4.0  # for memory; then the client is asked to retry
+_REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode makes five
 _QUIET_SECONDS = 60.0
 _MOST_REMEMBERED = 1000
 _LONGEST = 1000  # characters
 _LONGEST_PART = 200
+Scope = Mapping[str, Any]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+_PASSED_BACK = frozenset({"content-type", "content-length"})
+_PASSED_ON = frozenset({"content-type", "accept"})
+_FLOWERS = "flwr-"
+_LONGEST_ERROR = 64 * 1024
+_IS_CONNECTED = (
+    "is connected already, or was until less than a minute ago: another process uses "
+    "its key, or the last one was killed. Stop the other one; after a kill, try again "
+    "in a minute."
+)
+_NEW_CLIENT_S = 3.0  # until the gateway knows a key that was just registered
+_SILENT_S = 60.0  # after which Flower counts a node as offline
+_USUAL_PAUSE_S = 30.0  # between two heartbeats, as Flower's nodes announce it
+_PART_OF_PAUSE = 0.9  # after which Flower needs another heartbeat
+_LOOK_S = 0.1
+# Connections of unknown or slow clients are closed.
+_THE_END = (b"connection", b"close")
+_VERSIONS = [
+    (header.encode(), own_versions()[package].encode())
+    for package, header in GATEWAY_HEADERS.items()
+]
 
 
 @dataclass
 class Meter:
-    """Bytes of bodies that are held at a time: in all, of an address, of a key."""
+    """Limits the bytes of bodies in memory: in all, by address, and by key."""
 
     in_all: int
     of_address: int
@@ -90,7 +113,7 @@ class Meter:
 
     @contextlib.contextmanager
     def one_request(self, key: str) -> Iterator[None]:
-        """Count a request of ``key`` while it is answered."""
+        """Count a request of ``key`` while it is answered; refuse too many."""
         if self._requests[key] >= _REQUESTS_OF_A_KEY:
             raise GatewayRefusal(
                 503, f"{_REQUESTS_OF_A_KEY} requests at a time are enough"
@@ -100,7 +123,7 @@ class Meter:
 
     @contextlib.asynccontextmanager
     async def room(self, host: str, key: str, num_bytes: int) -> AsyncIterator[None]:
-        """Wait for room for a body, and keep it."""
+        """Reserve memory for a body, after waiting for it if necessary."""
         most = {
             "": self.in_all,
             f"address {origin_of(host)}": self.of_address,
@@ -143,7 +166,7 @@ def _counted(counter: Counter[str], holder: str, number: int) -> Iterator[None]:
 
 
 async def read_body(receive: Receive, length: int) -> bytearray:
-    """Return a body of ``length`` bytes that comes fast enough."""
+    """Read a body of ``length`` bytes; refuse one that arrives too slowly."""
     body, has_more = bytearray(), True
     mark, end = 0, time.monotonic() + _WINDOW_S
     while has_more:
@@ -166,18 +189,18 @@ async def read_body(receive: Receive, length: int) -> bytearray:
 
 
 class Notices:
-    """Says one thing of one host once a minute at most, and all things 1000 times."""
+    """Limits warnings: one a minute for each host and kind, 1000 a minute in all."""
 
     def __init__(self) -> None:
         self.said: dict[tuple[str, str], float] = {}
 
     def warn(self, host: str, kind: str, message: str) -> None:
-        """Log ``message`` about ``host``, unless its like was just said."""
+        """Log ``message`` about ``host``, unless one of this kind was just logged."""
         if self.is_news(host, kind):
             logger.warning("%s: %s", host, plain(message, _LONGEST))
 
     def is_news(self, host: str, kind: str) -> bool:
-        """Whether that was not said within a minute; from now on it was."""
+        """Return whether this kind was not logged in the last minute, and note it."""
         now = time.monotonic()
         if now - self.said.get((host, kind), -_QUIET_SECONDS) < _QUIET_SECONDS:
             return False
@@ -195,7 +218,7 @@ class Notices:
 
 
 def plain(text: str, longest: int = _LONGEST_PART) -> str:
-    """Return ``text`` as one line of printable ASCII, cut after ``longest`` of it."""
+    """Return at most ``longest`` characters as one line of printable ASCII."""
     cut = text if len(text) <= longest else f"{text[:longest]}..."
     return "".join(
         char if " " <= char <= "~" else char.encode("unicode_escape").decode()
@@ -204,7 +227,7 @@ def plain(text: str, longest: int = _LONGEST_PART) -> str:
 
 
 def limit_repeats(noisy: logging.Logger) -> logging.Logger:
-    """Return a logger that says to ``noisy`` the same once a minute at most."""
+    """Return a logger for ``noisy`` that repeats a message once a minute at most."""
     notices = Notices()
     quiet = logging.Logger(noisy.name)
     quiet.parent = noisy
@@ -212,35 +235,16 @@ def limit_repeats(noisy: logging.Logger) -> logging.Logger:
     return quiet
 
 
-Scope = Mapping[str, Any]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
-_PASSED_BACK = frozenset({"content-type", "content-length"})
-_PASSED_ON = frozenset({"content-type", "accept"})
-_FLOWERS = "flwr-"
-_LONGEST_ERROR = 64 * 1024
-_IS_CONNECTED = (
-    "is connected already, or was until less than a minute ago: another process uses "
-    "its key, or the last one was killed. Stop the other one; after a kill, try again "
-    "in a minute."
-)
-_NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
-_SILENT_S = 60.0  # after which Flower counts a node as offline
-_USUAL_PAUSE_S = 30.0  # that Flower's nodes announce between two signs of life
-_PART_OF_PAUSE = 0.9  # after which Flower needs another one
-_LOOK_S = 0.1
-
-
 @dataclass
 class Presence:
-    """When each registered client was last heard of, by the key of its client."""
+    """Logs which clients connect and leave; ``heard`` and ``left_at`` are by key."""
 
     clients: RegisteredClients
     heard: dict[str, float] = field(default_factory=dict)
     left_at: dict[str, float] = field(default_factory=dict)
 
     def note(self, path: str, key: str) -> None:
-        """Take note of a request that succeeded; log who is back, and who leaves."""
+        """Note a successful request; log a client that connects or leaves."""
         known, now = self.clients.names, time.monotonic()
         if path == flower.DEACTIVATE:
             if self.heard.pop(key, None) is not None:
@@ -274,7 +278,7 @@ class Presence:
             logger.info("client %s is back; it was silent for %s", name, away)
 
     def standing(self, path: str, key: str, status: int) -> Standing | None:
-        """Return what to tell a client that asked in the way of the doctor's."""
+        """Return the standing of a client whose doctor asked for it; None otherwise."""
         if path != flower.ACTIVATE or status != HTTPStatus.BAD_REQUEST:
             return None
         heard = self.heard.get(key)
@@ -283,7 +287,7 @@ class Presence:
 
 
 class Exchange:
-    """A request, and the way that its answer goes."""
+    """An HTTP request and its answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self.method, self.path = scope, scope["method"], raw_path(scope)
@@ -302,21 +306,21 @@ class Exchange:
         kind: str = "application/json",
         extra_headers: Headers = (),
     ) -> None:
-        """Answer with a body."""
+        """Send an answer with a body."""
         length = str(len(body)).encode()
         headers = [(b"content-type", kind.encode()), (b"content-length", length)]
         await self._start(status, [*headers, *extra_headers])
         await self._send({"type": "http.response.body", "body": body})
 
     async def disconnected(self) -> None:
-        """Return when the client, whose request was read, waits no longer."""
+        """Wait until the client, whose request was read, has disconnected."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
     async def stream(
         self, response: httpx.Response, extra_headers: Headers = ()
     ) -> None:
-        """Answer as Flower did."""
+        """Forward Flower's answer."""
         passed = {
             name.encode(): value.encode()
             for name, value in response.headers.items()
@@ -328,7 +332,8 @@ class Exchange:
             async for piece in response.aiter_raw():
                 await self._send({**body, "body": piece, "more_body": True})
         except httpx.HTTPError:
-            return  # uvicorn ends the connection: the client sees half of an answer
+            # uvicorn closes the connection, and the client sees an incomplete answer.
+            return
         await self._send({**body, "body": b""})
 
     async def _start(self, status: int, headers: Headers) -> None:
@@ -337,43 +342,53 @@ class Exchange:
 
 
 class Heartbeats:
-    """Decides which signs of life reach Flower.
+    """Decides which heartbeats reach Flower.
 
     A node announces a pause of 30 s, and Flower counts it as online for twice as long.
-    So a sign of life every 27 s is enough: one of two that the node sends, or of its
+    So a heartbeat every 27 s is enough: one of two that the node sends, or one of its
     requests for messages, which come at least every 20 s while it is idle.
     """
 
     def __init__(self) -> None:
-        self._passed_on: dict[int, tuple[float, float]] = {}  # by node: when, pause
+        self._passed_on: dict[
+            int, tuple[float, float]
+        ] = {}  # by node: time, announced pause
 
     def passed_on(self, node_id: int, pause_s: float) -> None:
-        """Note that Flower has taken a sign of life."""
+        """Note that Flower has accepted a heartbeat."""
         self._passed_on[node_id] = time.monotonic(), pause_s
 
     def forget(self, node_id: int) -> None:
-        """Forget a node that has left, or for which Flower refused a sign of life."""
+        """Forget a node that has left, or whose heartbeat Flower refused."""
         self._passed_on.pop(node_id, None)
 
     def pause_s(self, node_id: int) -> float:
-        """Return the pause that a node has announced."""
+        """Return the pause between heartbeats that a node has announced."""
         _, pause_s = self._passed_on.get(node_id, (-math.inf, _USUAL_PAUSE_S))
         return pause_s
 
     def is_due(self, node_id: int, pause_s: float) -> bool:
-        """Return whether Flower needs another sign of life of a node."""
+        """Return whether Flower needs another heartbeat of a node."""
         last_at, known_s = self._passed_on.get(node_id, (-math.inf, pause_s))
         is_late = time.monotonic() - last_at >= _PART_OF_PAUSE * known_s
         return is_late or known_s != pause_s
 
 
 class _FlowerRefusedError(Exception):
-    """Flower refused a request, and its client was told why."""
+    """Flower refused a request, and the client has received its answer."""
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """An ASGI application in front of Flower."""
+    """An ASGI application in front of Flower.
+
+    Attributes
+    ----------
+    upstream
+        HTTP client of Flower's control port.
+    look
+        Requests an update of the registered clients.
+    """
 
     upstream: httpx.AsyncClient
     rules: Rules
@@ -387,7 +402,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "presence", Presence(self.rules.clients))
-        # A client that is let in no longer need not wait to hear of it.
+        # A held request of a revoked client is answered at once.
         self.rules.clients.on_removed = self.arrivals.forget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -396,7 +411,7 @@ class Gateway:
         try:
             self.rules.require_open(scope, exchange.headers.get("content-length"))
             if exchange.path == flower.HEALTH:
-                async with self._asked(
+                async with self._forward(
                     exchange.method, flower.HEALTH, exchange.headers
                 ) as response:
                     await exchange.stream(response, [*_VERSIONS, _THE_END])
@@ -412,7 +427,7 @@ class Gateway:
             await exchange.answer(refusal.status, refusal.body(), extra_headers=headers)
 
     async def _caller(self, exchange: Exchange) -> AuthenticatedClient:
-        """Return who asks; one that was only just registered is looked for."""
+        """Return the client that signed a request; wait for one just registered."""
         try:
             return self.rules.caller(exchange.path, exchange.headers)
         except GatewayRefusal as refusal:
@@ -453,7 +468,7 @@ class Gateway:
         node_id: int,
         request: Message,
     ) -> bool:
-        """Answer a request; return whether it was taken."""
+        """Answer a request; return whether it succeeded."""
         if isinstance(request, PushMessagesRequest):
             self._require_node(caller)
             answer = self.replies.announce(caller, request)
@@ -463,11 +478,11 @@ class Gateway:
         if isinstance(request, PullMessagesRequest):
             return await self._send_messages(exchange, caller, node_id, request)
         if isinstance(request, SendNodeHeartbeatRequest):
-            return await self._keep_alive(exchange, caller, request)
+            return await self._answer_heartbeat(exchange, caller, request)
         return await self._pass_on(exchange, caller, node_id, request)
 
     def _require_node(self, caller: AuthenticatedClient) -> None:
-        """Have a client wait whose node is not known yet, as in insecure mode."""
+        """Ask a client to retry whose node is not known yet, as in insecure mode."""
         if caller.node_id is None:
             self.look()
             raise GatewayRefusal(
@@ -481,7 +496,7 @@ class Gateway:
         node_id: int,
         request: Message,
     ) -> bool:
-        """Answer as Flower does; return whether it took the request."""
+        """Forward a request and Flower's answer; return whether it succeeded."""
         fetched: Callable[[int], None] | None = None
         if isinstance(request, (GetRunRequest, GetFabRequest)):
             self.replies.require_run(node_id, request.run_id)
@@ -491,14 +506,14 @@ class Gateway:
         elif isinstance(request, PullObjectRequest):
             name = request.object_id
             fetched = self.replies.require_object(node_id, request.run_id, name)
-        async with self._asked(
+        async with self._forward(
             "POST", exchange.path, exchange.headers, request
         ) as response:
             if response.is_error:
-                await self._tell_why(exchange, caller, response)
+                await self._forward_refusal(exchange, caller, response)
                 return False
             if isinstance(request, ActivateNodeRequest):
-                await self._note_beginning(exchange, response, request)
+                await self._forward_activation(exchange, response, request)
                 return True
             if fetched is not None:
                 fetched(int(response.headers.get("content-length", 0)))
@@ -508,10 +523,10 @@ class Gateway:
             self.heartbeats.forget(request.node_id)
         return True
 
-    async def _note_beginning(
+    async def _forward_activation(
         self, exchange: Exchange, response: httpx.Response, request: ActivateNodeRequest
     ) -> None:
-        """Answer as Flower does to a node that begins."""
+        """Forward Flower's answer to a node that begins."""
         answer = await response.aread()
         node_id = ActivateNodeResponse.FromString(answer).node_id
         self.arrivals.note_activity(node_id)
@@ -526,18 +541,18 @@ class Gateway:
         node_id: int,
         request: PullMessagesRequest,
     ) -> bool:
-        """Answer once there is a message, or after a while; see `Arrivals`."""
+        """Answer once Flower has a message, or after a while; see `Arrivals`."""
 
         async def ask_flower() -> bytes:
-            async with self._asked(
+            async with self._forward(
                 "POST", exchange.path, exchange.headers, request
             ) as response:
                 if response.is_error:
-                    await self._tell_why(exchange, caller, response)
+                    await self._forward_refusal(exchange, caller, response)
                     raise _FlowerRefusedError
                 return await response.aread()
 
-        await self._report_alive(exchange, request)
+        await self._send_heartbeat(exchange, request)
         answer = self.replies.unclaimed(node_id)
         if answer is None:
             try:
@@ -550,55 +565,60 @@ class Gateway:
         await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
         return True
 
-    async def _report_alive(
+    async def _send_heartbeat(
         self, exchange: Exchange, request: PullMessagesRequest
     ) -> None:
-        """Have a request for messages count as a sign of life: it may be held long."""
+        """Send a heartbeat for a node whose request may be held for long."""
         node_id = request.node.node_id
         pause_s = self.heartbeats.pause_s(node_id)
         if not self.heartbeats.is_due(node_id, pause_s):
             return
-        sign = SendNodeHeartbeatRequest(node=request.node, heartbeat_interval=pause_s)
-        async with self._asked(
-            "POST", flower.HEARTBEAT, exchange.headers, sign
+        heartbeat = SendNodeHeartbeatRequest(
+            node=request.node, heartbeat_interval=pause_s
+        )
+        async with self._forward(
+            "POST", flower.HEARTBEAT, exchange.headers, heartbeat
         ) as response:
             answer = await response.aread()
-        self._note_sign(sign, response, answer)
+        self._note_heartbeat(heartbeat, response, answer)
 
-    def _note_sign(
-        self, sign: SendNodeHeartbeatRequest, response: httpx.Response, answer: bytes
+    def _note_heartbeat(
+        self,
+        heartbeat: SendNodeHeartbeatRequest,
+        response: httpx.Response,
+        answer: bytes,
     ) -> None:
-        """Note whether Flower took a sign of life; else it gets the next one, too."""
-        node_id = sign.node.node_id
+        """Note whether Flower accepted a heartbeat; if not, the next is due at once."""
+        node_id = heartbeat.node.node_id
         self.heartbeats.forget(node_id)
         if response.is_success and SendNodeHeartbeatResponse.FromString(answer).success:
-            self.heartbeats.passed_on(node_id, sign.heartbeat_interval)
+            self.heartbeats.passed_on(node_id, heartbeat.heartbeat_interval)
 
-    async def _keep_alive(
+    async def _answer_heartbeat(
         self,
         exchange: Exchange,
         caller: AuthenticatedClient,
         request: SendNodeHeartbeatRequest,
     ) -> bool:
-        """Answer a sign of life; return whether Flower takes it."""
+        """Answer a heartbeat; return whether it succeeded."""
         node_id = request.node.node_id
         if not self.heartbeats.is_due(node_id, request.heartbeat_interval):
             answer = SendNodeHeartbeatResponse(success=True).SerializeToString()
             await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
             return True
-        async with self._asked(
+        async with self._forward(
             "POST", exchange.path, exchange.headers, request
         ) as response:
             if response.is_error:
-                await self._tell_why(exchange, caller, response)
+                await self._forward_refusal(exchange, caller, response)
                 return False
             answer = await response.aread()
-        self._note_sign(request, response, answer)
+        self._note_heartbeat(request, response, answer)
         await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
         return True
 
     @contextlib.asynccontextmanager
-    async def _asked(
+    async def _forward(
         self,
         method: str,
         path: str,
@@ -610,7 +630,8 @@ class Gateway:
             for name, value in headers.items()
             if name in _PASSED_ON or name.startswith(_FLOWERS)
         }
-        # What is passed on is what was read here, and nothing beside it.
+        # Only parsed fields are forwarded: unknown fields and headers do not reach
+        # Flower.
         content = None if request is None else request.SerializeToString()
         build = self.upstream.build_request
         forwarded = build(method, path, headers=passed_on, content=content)
@@ -623,7 +644,7 @@ class Gateway:
         except httpx.HTTPError as error:
             raise unreachable(error) from error
 
-    async def _tell_why(
+    async def _forward_refusal(
         self, exchange: Exchange, caller: AuthenticatedClient, response: httpx.Response
     ) -> None:
         body = (await response.aread())[:_LONGEST_ERROR]
@@ -645,7 +666,7 @@ class Gateway:
         refusal: GatewayRefusal,
     ) -> None:
         known = self.rules.clients.names.get(key_of(exchange.headers))
-        sender = caller.name if caller else f"somebody with the key of {known}"
+        sender = caller.name if caller else f"a sender with the key of {known}"
         if caller is None and known is None:
             sender = "a stranger"
         is_known = exchange.path in flower.REQUESTS or exchange.path in flower.ATTACKS
@@ -656,11 +677,3 @@ class Gateway:
             f"{sender}: {kind}: {refusal.why}",
             f"{did} {exchange.method} '{plain(exchange.path)}' of {sender}: {refusal}",
         )
-
-
-# Nothing more is read of somebody unknown or slow, and no place is kept for it.
-_THE_END = (b"connection", b"close")
-_VERSIONS = [
-    (header.encode(), own_versions()[package].encode())
-    for package, header in GATEWAY_HEADERS.items()
-]

@@ -1,8 +1,8 @@
-"""Who may send what: paths, keys, and whose name stands in a body.
+"""The gateway's rules: permitted paths, valid keys, and the sender named in a body.
 
-Flower offers its fleet, runtime and control interfaces on one port, and the last one
-takes code for every client from whoever reaches it. Nothing is let through unless it is
-listed here letter by letter: a path is compared as it came over the wire, undecoded.
+Flower offers its fleet, runtime and control interfaces on one port, and the control
+interface accepts code for every client without authentication. So only listed paths are
+forwarded, and a path is compared as it came over the wire, undecoded.
 """
 
 import base64
@@ -22,18 +22,18 @@ from knnper.server.link.authorized import Registered
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import fingerprint
 
-_LARGEST = 16_384  # bytes of a request that names a node, a run and an object
+_LARGEST = 16_384  # bytes of a request with a node, a run and an object
 _LARGEST_ANNOUNCEMENT = 1_000_000  # bytes; the tree of a reply of 10,000 arrays
 _LARGEST_KEY = 1000  # characters of a public key's header
 
 
 class GatewayRefusal(Exception):
-    """An answer that the gateway gives itself, in the form of Flower's errors."""
+    """An answer by the gateway itself, in the form of Flower's errors."""
 
     def __init__(
         self,
         status: int,  # SuperNodes end at 401, end the run at 403, retry at 502-504
-        why: str,  # the same words for the same thing: the log says each once a minute
+        why: str,  # without variable parts: each reason is logged once a minute
         details: str = "",  # for the client's operator
         code: int = flower.FORBIDDEN,  # Flower's, which its commands print
     ) -> None:
@@ -41,20 +41,20 @@ class GatewayRefusal(Exception):
         self.status, self.why, self.code = HTTPStatus(status), why, code
 
     def body(self) -> bytes:
-        """Return the answer as Flower's clients read it: JSON."""
+        """Return the body of the answer: JSON, as Flower's clients expect."""
         return flower.FlowerError(self.code, str(self)).as_json()
 
 
 @dataclass
 class RegisteredClients:
-    """Who is registered, as the gateway knows it."""
+    """The registered clients: ``names`` and ``nodes`` by fingerprint of the key."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, int] = field(default_factory=dict)
-    on_removed: Callable[[int], None] = lambda _: None  # called with the node
+    on_removed: Callable[[int], None] = lambda _: None  # called with the node id
 
     def learn(self, roster: Mapping[str, Registered]) -> None:
-        """Take over the clients of ``roster``."""
+        """Replace the clients by those of ``roster``."""
         before = set(self.nodes.values())
         self.names = {client.key_sha256: client.name for client in roster.values()}
         self.nodes = {
@@ -66,7 +66,17 @@ class RegisteredClients:
 
 @dataclass(frozen=True)
 class AuthenticatedClient:
-    """Who proved its key: its fingerprint, its bytes, its name, its node if known."""
+    """A client that proved the possession of its key.
+
+    Attributes
+    ----------
+    key
+        Fingerprint of the public key.
+    node_id
+        None if not known yet.
+    signature
+        The headers that sign the request.
+    """
 
     key: str
     public_key: bytes
@@ -77,14 +87,22 @@ class AuthenticatedClient:
 
 @dataclass(frozen=True)
 class Rules:
-    """Decides which requests are let through."""
+    """Decides which requests are forwarded.
+
+    Attributes
+    ----------
+    insecure
+        Whether unregistered clients may connect.
+    max_body
+        Bytes of the largest object.
+    """
 
     insecure: bool
     max_body: int
     clients: RegisteredClients
 
     def require_open(self, scope: Mapping[str, Any], length: str | None) -> None:
-        """Refuse a request by its head alone."""
+        """Refuse a request by its method, path and headers, before the body is read."""
         method, path = scope["method"], raw_path(scope)
         values = b"".join(value for _, value in scope["headers"])
         if not all(32 <= byte < 127 or byte == 9 for byte in values):
@@ -93,7 +111,7 @@ class Rules:
             return
         if path in (flower.REGISTER, flower.UNREGISTER) and not self.insecure:
             raise GatewayRefusal(
-                412,  # SuperNodes take 403 for the end of a run and print nothing
+                412,  # at 403, SuperNodes would end the run and print nothing
                 "this federation lets in registered clients only",
                 "start the client with its private key, and have its operator send you "
                 "one if it has none (knnper fed add-client)",
@@ -111,7 +129,7 @@ class Rules:
             raise GatewayRefusal(411, "expected a header content-length")
 
     def caller(self, path: str, headers: Mapping[str, str]) -> AuthenticatedClient:
-        """Return who signed the headers, lately, with a key that may come in."""
+        """Return the client whose valid key signed the headers recently."""
         shown = _key_in(headers)
         if shown is None:
             without = "found no public key of Flower's kind"
@@ -131,7 +149,7 @@ class Rules:
                 401, f"The signature of {whose} is not that of its key", key
             )
         if not name and not self.insecure:
-            # Flower answers nothing else to a key that it does not know.
+            # Flower's own answer to an unknown key.
             raise _unknown(key, 412)
         kinds = flower.PUBLIC_KEY, flower.SIGNATURE, flower.TIMESTAMP
         signed = {header: headers[header] for header in kinds if header in headers}
@@ -141,7 +159,7 @@ class Rules:
         )
 
     def require_size(self, path: str, length: int) -> None:
-        """Refuse a body that is larger than its kind needs to be."""
+        """Refuse a body that is too large for its path."""
         most = _LARGEST_ANNOUNCEMENT if path == flower.PUSH_MESSAGES else _LARGEST
         if path == flower.PUSH_OBJECT:
             most = self.max_body
@@ -152,7 +170,7 @@ class Rules:
             )
 
     def require_own(self, caller: AuthenticatedClient, request: Any) -> int:
-        """Refuse a body in another's name; return the node id that stands in it."""
+        """Return the node id in a body; refuse the id of another client."""
         public_key: bytes | None = getattr(request, "public_key", None)
         if public_key is not None:
             if public_key != caller.public_key:
@@ -162,7 +180,7 @@ class Rules:
             return caller.node_id or 0
         named: Any = request if hasattr(request, "node_id") else request.node
         node_id = int(named.node_id)
-        # Without authentication, Flower alone knows a node that was there before.
+        # Without authentication, only Flower knows the nodes of an earlier start.
         known = caller.node_id is not None or not self.insecure
         if known and node_id != caller.node_id:
             why = "the body names the node of another client"
@@ -171,7 +189,7 @@ class Rules:
 
 
 def parsed(path: str, body: bytes | bytearray) -> Message:
-    """Return a body as Flower reads it."""
+    """Parse a body by the message type of its path."""
     request = flower.REQUESTS[path]()
     try:
         request.ParseFromString(bytes(body))
@@ -182,7 +200,7 @@ def parsed(path: str, body: bytes | bytearray) -> Message:
 
 
 def with_reason(body: bytes, reason: str) -> bytes:
-    """Return Flower's JSON error ``body`` with ``reason`` among its details."""
+    """Add ``reason`` to the details of Flower's JSON error ``body``."""
     try:
         return json.dumps({**parse_json(body), "extra": reason}).encode()
     except (ValueError, TypeError):
@@ -190,13 +208,13 @@ def with_reason(body: bytes, reason: str) -> bytes:
 
 
 def key_of(headers: Mapping[str, str]) -> str:
-    """Return the fingerprint of the key that a request names; empty without one."""
+    """Return the fingerprint of the key in the headers; empty without one."""
     shown = _key_in(headers)
     return "" if shown is None else shown[0]
 
 
 def raw_path(scope: Mapping[str, Any]) -> str:
-    """Return the path and query of a request as they came, undecoded."""
+    """Return the path and query of a request, undecoded."""
     path: str = scope["raw_path"].decode("latin-1")
     query: str = scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
@@ -217,7 +235,7 @@ def _read_key(header: str) -> tuple[str, bytes, ec.EllipticCurvePublicKey] | Non
 
 
 def _decoded(value: str) -> bytes:
-    """Return what a header holds in base64; nothing if it holds something else."""
+    """Decode a base64 header; return b"" if it is invalid."""
     try:
         return base64.b64decode(value, validate=True)
     except ValueError:

@@ -34,6 +34,8 @@ from knnper.transport.credentials import Address, fingerprint
 
 UNREGISTERED = "unregistered"
 FINISHED = "finished"
+logger = logging.getLogger(__name__)
+AUTHORIZED = "authorized"  # status of a client in the folder that is not registered yet
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,6 @@ def control_port(settings: ServerSettings) -> ControlPort:
     return ControlPort(settings.control_address, control_authority(settings))
 
 
-logger = logging.getLogger(__name__)
-
-
 def reconcile(
     folder: AuthorizedFolder,
     registry: ControlPort,
@@ -233,9 +232,6 @@ def _adopted(node: RegisteredNode, used_names: Collection[str]) -> Registered:
         message = "%s has no name of its own (Flower calls it %r)"
         logger.warning(message, name, node.name)
     return Registered(name, node.key_sha256, "flower")
-
-
-AUTHORIZED = "authorized"  # status of a client in the folder that is not registered yet
 
 
 @dataclass(frozen=True)

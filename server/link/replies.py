@@ -1,15 +1,14 @@
-"""Replies of clients: each answers what was sent to it, and is whole before Flower is.
+"""Validate client replies, and forward them to Flower only once complete.
 
-Flower takes a reply in parts: first its metadata and the tree of its objects, then each
-object. It believes what a client says of both, and a run that looks for the reply waits
-until the last object is there. So the gateway takes the parts itself, holds them
-against each other and against what was sent, and passes on what is whole and true, in
-its client's name. Of what it refuses, nothing reaches Flower's database; the run is
-told so by a reply that is an error, and does not wait.
+Flower accepts a reply in parts: first its metadata and the tree of its objects, then
+each object. It does not check the metadata and the tree, and a run that pulls the reply
+waits until the last object has arrived. So the gateway collects the parts itself,
+compares them with each other and with the message that they answer, and forwards
+complete and valid replies with the signature of the client. Nothing of a refused reply
+reaches Flower; the run gets an error as the reply instead, and does not wait.
 
-What was sent is learned from Flower's answers and kept in memory: a table in its
-database would be read for each object. Nothing of it is missed after a restart, since
-that ends the SuperLink and, with it, every run whose messages these are.
+Sent messages are noted from Flower's answers and kept in memory only. A restart ends
+the SuperLink and, with it, every run whose messages these are.
 """
 
 import asyncio
@@ -41,11 +40,11 @@ from knnper.server.link.gateway_rules import AuthenticatedClient, GatewayRefusal
 from knnper.transport import flower_protocol as flower
 from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
 
-_STALLED_S = 180.0  # without another object; as long as Flower waits
-_KEPT_S = 120.0  # for a client that did not get the last answer and asks again
+_STALLED_S = 180.0  # without another object; Flower waits as long
+_KEPT_S = 120.0  # for a client that missed the last answer and repeats its request
 _TIDY_S = 5.0
-_AT_ONCE = 4  # replies that are passed on at a time, one object each in memory
-_LARGEST_RECORD = 1_000_000  # bytes of what is not part of an array
+_AT_ONCE = 4  # replies forwarded at a time, with one object each in memory
+_LARGEST_RECORD = 1_000_000  # bytes of an object that is no part of an array
 _MB = 1e6
 _RECORDS: Mapping[str, Callable[[bytes], object]] = {
     "ConfigRecord": ConfigRecord.inflate,
@@ -62,14 +61,16 @@ Warn = Callable[[str, str, str], None]
 @dataclass
 class _SentMessage:
     metadata: Metadata
-    objects: dict[str, int]  # bytes, once they were fetched
-    unclaimed: bytes  # Flower's answer with the message; empty once its node goes on
+    objects: dict[str, int]  # bytes by object id, once it was fetched
+    unclaimed: (
+        bytes  # Flower's answer with the message; empty once its node has used it
+    )
     upload: "_Upload | None" = None
     answered: float = math.inf
 
     @property
     def most(self) -> int:
-        """Bytes of a reply, at most: as much as the run takes in of it."""
+        """Largest reply in bytes, as the run itself limits it."""
         return max(LEAST_LIMIT_BYTES, MOST_TIMES_SENT * sum(self.objects.values()))
 
     @property
@@ -83,7 +84,7 @@ class _SentMessage:
 
 @dataclass
 class _Upload:
-    """A reply that is coming in, in a file that is gone when it is closed."""
+    """A reply that is being received, in a temporary file without a name."""
 
     caller: AuthenticatedClient
     request: PushMessagesRequest
@@ -105,7 +106,7 @@ class _Upload:
         return len(self.places) == len(self.children)
 
     def write(self, name: str, content: bytes, start: int) -> None:
-        """Keep an object that is what it was announced to be."""
+        """Store an object; refuse one that differs from its announcement."""
         if hashlib.sha256(content).hexdigest() != name:
             raise _false("an object is not what its name says")
         _check(content, self.children[name], self.request.messages_list[0].metadata)
@@ -117,7 +118,7 @@ class _Upload:
         return os.pread(self.file.fileno(), length, start)
 
     def size_in_memory(self) -> int:
-        """Return the bytes of all arrays: one piece may stand in many places."""
+        """Return the bytes of all arrays, where one chunk may occur many times."""
         total = 0
         for name, (_, length) in self.places.items():
             if length > _LARGEST_RECORD:
@@ -131,7 +132,7 @@ class _Upload:
 
 
 class Replies:
-    """Takes replies in, and passes them on."""
+    """Receives replies, and forwards them."""
 
     def __init__(
         self, upstream: httpx.AsyncClient, folder: Path, quota: int | None, warn: Warn
@@ -143,7 +144,7 @@ class Replies:
         self._passing = asyncio.Semaphore(_AT_ONCE)
 
     def sent(self, node_id: int, answer: bytes) -> None:
-        """Take note of what Flower sent to a node."""
+        """Note the message in Flower's answer to a node."""
         response = PullMessagesResponse.FromString(answer)
         for message, tree in zip(
             response.messages_list, response.message_object_trees, strict=True
@@ -155,10 +156,10 @@ class Replies:
             )
 
     def unclaimed(self, node_id: int) -> bytes | None:
-        """Return, once, an answer that its node has made nothing of.
+        """Return an answer with a message that its node has not used, once.
 
-        Flower gives a message out a single time. Where the connection broke just then,
-        the node would have missed it, and the run would wait for it in vain.
+        Flower hands out a message a single time. If the connection broke just then, the
+        node would miss it, and the run would wait in vain.
         """
         for sent in self._sent.get(node_id, {}).values():
             if sent.unclaimed and not sent.expired:
@@ -167,7 +168,7 @@ class Replies:
         return None
 
     def require_run(self, node_id: int, run_id: int) -> None:
-        """Refuse a question for a run of which the node was sent nothing."""
+        """Refuse a request about a run of which the node was sent no message."""
         sent = list(self._of(node_id, run_id))
         if not sent:
             raise GatewayRefusal(400, "no message of this run was sent to this client")
@@ -177,7 +178,7 @@ class Replies:
     def require_object(
         self, node_id: int, run_id: int, name: str
     ) -> Callable[[int], None]:
-        """Refuse an object that was not sent; return what takes down its size."""
+        """Refuse an object that was not sent; return a function that notes its size."""
         messages = [
             message for message in self._of(node_id, run_id) if name in message.objects
         ]
@@ -194,7 +195,7 @@ class Replies:
         return fetched
 
     def require_message(self, node_id: int, run_id: int, name: str) -> None:
-        """Refuse the name of a message that was not sent."""
+        """Refuse the id of a message that was not sent."""
         sent = self._sent.get(node_id, {}).get(name)
         if sent is None or sent.metadata.run_id != run_id:
             raise GatewayRefusal(400, "this message was not sent to this client")
@@ -203,7 +204,7 @@ class Replies:
     def announce(
         self, caller: AuthenticatedClient, request: PushMessagesRequest
     ) -> bytes:
-        """Begin to take a reply in; return what Flower would answer."""
+        """Begin to receive a reply; return the answer that Flower would give."""
         metadata, children = _checked(request)
         node_id = request.node.node_id
         sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
@@ -234,7 +235,7 @@ class Replies:
     async def store(
         self, caller: AuthenticatedClient, request: PushObjectRequest, num_bytes: int
     ) -> Callable[[], Awaitable[None]]:
-        """Take an object in; return what waits until Flower has its reply, if whole."""
+        """Store an object; return a function that forwards the reply if complete."""
         node_id, run_id, name = request.node.node_id, request.run_id, request.object_id
         sent, upload = self._open(node_id, run_id, request.session_id, name)
         upload.caller, upload.heard = caller, time.monotonic()
@@ -248,19 +249,22 @@ class Replies:
                 content = request.object_content
                 await asyncio.to_thread(upload.write, name, content, start)
         except GatewayRefusal as refusal:
-            await self._excuse(sent, upload, refusal)
+            await self._send_error_reply(sent, upload, refusal)
             raise
-        except (OSError, ValueError) as error:  # a full disk; a file just closed
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a full disk, or a file that was just closed
             raise _no_room(error) from error
 
         async def passed_on() -> None:
             if upload.is_whole:
-                await self._pass_on(sent, upload)
+                await self._forward_once(sent, upload)
 
         return passed_on
 
     async def keep_tidy(self) -> None:
-        """Forget what is over, until cancelled."""
+        """Forget expired messages and stalled replies, until cancelled."""
         while True:
             await asyncio.sleep(_TIDY_S)
             for of_node in list(self._sent.values()):
@@ -268,7 +272,7 @@ class Replies:
                     await self._tidy(of_node, name, message)
 
     def forget_run(self, run_id: int) -> None:
-        """Forget what was sent and received in a run that is over."""
+        """Forget the messages and replies of a finished run."""
         for of_node in self._sent.values():
             for name, item in list(of_node.items()):
                 if item.metadata.run_id == run_id:
@@ -305,22 +309,24 @@ class Replies:
             most = f"{MOST_TIMES_SENT} times what it answers, or 64 MiB"
             raise _too_much(sent.most, most)
 
-    async def _pass_on(self, sent: _SentMessage, upload: _Upload) -> None:
-        """Give a whole reply to Flower, once; whoever asks again waits for the same."""
+    async def _forward_once(self, sent: _SentMessage, upload: _Upload) -> None:
+        """Forward a complete reply, once; repeated requests wait for the same task."""
         if upload.passing_on is None:
-            passing = self._give(sent, upload)
+            passing = self._forward(sent, upload)
             upload.passing_on = asyncio.create_task(passing)
         try:
             await asyncio.shield(upload.passing_on)
         except GatewayRefusal as refusal:
             if refusal.status >= 500:
-                upload.passing_on = None  # The client tries again, and so does this.
+                upload.passing_on = (
+                    None  # The client retries, and the reply is forwarded again.
+                )
             raise
 
-    async def _give(self, sent: _SentMessage, upload: _Upload) -> None:
+    async def _forward(self, sent: _SentMessage, upload: _Upload) -> None:
         if sent.most < await asyncio.to_thread(upload.size_in_memory):
             refusal = _too_much(sent.most, "one piece stands in many places")
-            await self._excuse(sent, upload, refusal)
+            await self._send_error_reply(sent, upload, refusal)
             raise refusal
         try:
             async with self._passing:
@@ -333,9 +339,9 @@ class Replies:
                     await self._push(upload, response.session_id, name, content)
         except GatewayRefusal as refusal:
             if refusal.status < 500:
-                self._over(sent, upload)
+                self._finish(sent, upload)
             raise
-        self._over(sent, upload)
+        self._finish(sent, upload)
 
     async def _announce(
         self, request: PushMessagesRequest, caller: AuthenticatedClient
@@ -371,12 +377,12 @@ class Replies:
         status = answer.status_code if answer.status_code < 500 else 503
         raise GatewayRefusal(status, told.detail, told.extra, told.code)
 
-    async def _excuse(
+    async def _send_error_reply(
         self, sent: _SentMessage, upload: _Upload, refusal: GatewayRefusal
     ) -> None:
         if upload.file.closed:
             return
-        self._over(sent, upload)
+        self._finish(sent, upload)
         why = f"the gateway refused this reply: {refusal}"
         request = upload.request
         message = Message(error=Error(code=flower.MESSAGE_UNAVAILABLE, reason=why))
@@ -394,10 +400,12 @@ class Replies:
             for name in response.objects_to_push:
                 await self._push(upload, response.session_id, name, content)
         except GatewayRefusal as unheard:
-            message_text = f"the run was not told that its reply is refused: {unheard}"
+            message_text = (
+                f"the run did not receive the refusal of its reply: {unheard}"
+            )
             self._warn(upload.caller.name, unheard.why, message_text)
 
-    def _over(self, sent: _SentMessage, upload: _Upload) -> None:
+    def _finish(self, sent: _SentMessage, upload: _Upload) -> None:
         sent.answered = time.monotonic()
         upload.file.close()
 
@@ -422,12 +430,12 @@ class Replies:
         ):
             why = GatewayRefusal(408, "a reply of which nothing more comes")
             self._warn(upload.caller.name, why.why, f"refused {why}")
-            await self._excuse(sent, upload, why)
+            await self._send_error_reply(sent, upload, why)
 
 
 def unreachable(error: httpx.HTTPError) -> GatewayRefusal:
-    """Return an answer after which SuperNodes try again."""
-    cause = f"{type(error).__name__}: {error}".rstrip(": ")  # many have no text
+    """Return an answer after which SuperNodes retry."""
+    cause = f"{type(error).__name__}: {error}".rstrip(": ")  # many errors have no text
     if isinstance(error, httpx.TimeoutException):
         return GatewayRefusal(504, "Flower's SuperLink did not answer in time", cause)
     return GatewayRefusal(
@@ -449,7 +457,7 @@ def _too_much(limit: int, setting: str) -> GatewayRefusal:
 
 
 def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
-    """Return what a reply announces, if that is one reply of Flower's kind."""
+    """Validate the announcement of a reply; return its metadata and object tree."""
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
         raise _false("expected one message with one tree")
     message, tree = request.messages_list[0], request.message_object_trees[0]
@@ -465,7 +473,7 @@ def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
 
 
 def _children(tree: ObjectTree) -> Children:
-    """Return each object's children: the same wherever the object stands."""
+    """Return each object's children, which must be the same wherever it occurs."""
     children_of: dict[str, tuple[str, ...]] = {}
     for part in flower.parts_of(tree):
         children = tuple(child.object_id for child in part.children)
@@ -495,26 +503,26 @@ def _check_answer(reply: Metadata, question: Metadata) -> None:
 
 
 def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> None:
-    """Refuse an object that Flower, or the run, could not put together."""
+    """Refuse an object that Flower or the run could not decode."""
     try:
         head = content[: content.index(b"\0", 0, _LARGEST_RECORD) + 1]
         kind, named, length = flower.head_of(head)
-        is_right = length == len(content) - len(head)
+        is_valid = length == len(content) - len(head)
         if kind == "ArrayChunk":
-            is_right &= not children
+            is_valid &= not children
         elif len(content) > _LARGEST_RECORD:
             most = f"expected at most {_LARGEST_RECORD}, or an array"
             details = f"found {len(content)} bytes in a {kind[:20]}, {most}"
             raise GatewayRefusal(413, "a record is too large", details)
         else:
-            is_right &= _is_right(kind, content, children, announced)
+            is_valid &= _is_valid(kind, content, children, announced)
     except _UNREADABLE as error:
         raise _false(f"found an object that cannot be read: {error}") from error
-    if not is_right or len(named) != len(children) or set(named) != set(children):
+    if not is_valid or len(named) != len(children) or set(named) != set(children):
         raise _false(f"found a {kind[:20]} that is not what was announced")
 
 
-def _is_right(
+def _is_valid(
     kind: str, content: bytes, children: tuple[str, ...], announced: Metadata
 ) -> bool:
     body = flower.body_of(content)

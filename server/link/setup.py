@@ -1,4 +1,4 @@
-"""Makes the files of a federation: of its authority, its server and its clients."""
+"""Make the files of a federation: of its authority, its server and its clients."""
 
 import logging
 import os
@@ -25,86 +25,10 @@ from knnper.transport.credentials import (
     write_node_key,
 )
 
-# The file in a server's state folder that is locked while the server runs.
+# File in a server's state folder that is locked while the server runs.
 LOCK = "lock"
-
-
-class FederationFolder:
-    """A folder with the server's files, the authority's and each client's."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.server = path / "server"  # goes to the server's machine
-        self.server_file = self.server / "server.yaml"
-        self.authorized = self.server / "authorized"  # clients' public keys
-        # Stays where it is safest: who has its key can pretend to be the server.
-        self.authority = path / "ca"
-        self.clients = path / "clients"
-
-    def client(self, name: str) -> Path:
-        """Return what goes to the machine of the client ``name``."""
-        require_name(name)
-        return self.clients / name
-
-
-def server_file(place: Path) -> Path:
-    """Return the server's YAML file at ``place``."""
-    if not place.is_dir():
-        return place
-    for file in (FederationFolder(place).server_file, place / "server.yaml"):
-        if file.is_file():
-            return file
-    raise RunError(
-        f"{place} holds no server.yaml; give the federation's folder, or the file"
-    )
-
-
-def federation_folder(place: Path) -> FederationFolder:
-    """Return the whole federation at ``place``: its folder, or its server.yaml.
-
-    Raises `RunError` where there is the server's part alone, as on its machine.
-    """
-    file = server_file(place)
-    folder = FederationFolder(file.absolute().parent.parent)
-    is_whole = folder.authority.is_dir() or folder.clients.is_dir()
-    if folder.server_file != file.absolute() or not (is_whole or place == folder.path):
-        raise RunError(
-            f"{place} is the server's part of a federation alone; expected the folder "
-            "that knnper fed init made, with `ca` and `clients` beside `server`"
-        )
-    return folder
-
-
 logger = logging.getLogger(__name__)
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-
-def keep_to_owner(folder: Path) -> None:
-    """Make ``folder``, and let nobody else into what is in it, now and later."""
-    os.umask(_OTHERS)
-    folder.mkdir(parents=True, exist_ok=True)
-    folder = folder.resolve()
-    num_open = sum(_closed(path) for path in (folder, *folder.rglob("*")))
-    if num_open:
-        message = (
-            "other users could get at %d files and folders in %s; they no longer can"
-        )
-        logger.warning(message, num_open, folder)
-
-
-def _closed(path: Path) -> bool:
-    """Take others' permissions away if it is ours; return whether there were any."""
-    try:
-        status = path.lstat()
-        is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
-        if not is_ours or not status.st_mode & _OTHERS:
-            return False
-        path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 _SERVER = """\
 # Settings of the server; start it with: knnper fed server server.yaml
 # Relative paths are relative to this file's folder.
@@ -141,15 +65,89 @@ _CLIENT_TLS = """\
 tls: {{ca: ca.crt}}             # the authority that signed the server's certificate
 key: {name}.key               # proves who this client is; never leaves this machine"""
 _CLIENT_INSECURE = "insecure: true                # no encryption, no authentication"
+_LOCAL_HOSTS = ("localhost", "127.0.0.1")
+
+
+class FederationFolder:
+    """A folder with the files of the server, the authority and each client."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.server = path / "server"  # to be copied to the server's machine
+        self.server_file = self.server / "server.yaml"
+        self.authorized = self.server / "authorized"  # clients' public keys
+        # To be kept offline: its key can impersonate the server.
+        self.authority = path / "ca"
+        self.clients = path / "clients"
+
+    def client(self, name: str) -> Path:
+        """Return the folder to copy to the machine of the client ``name``."""
+        require_name(name)
+        return self.clients / name
+
+
+def server_file(place: Path) -> Path:
+    """Find the server's YAML file: ``place``, or in the folder ``place``."""
+    if not place.is_dir():
+        return place
+    for file in (FederationFolder(place).server_file, place / "server.yaml"):
+        if file.is_file():
+            return file
+    raise RunError(
+        f"{place} holds no server.yaml; give the federation's folder, or the file"
+    )
+
+
+def federation_folder(place: Path) -> FederationFolder:
+    """Find the whole federation, given its folder or its server.yaml.
+
+    Raises
+    ------
+    RunError
+        Only the server's part exists, as on the server's machine.
+    """
+    file = server_file(place)
+    folder = FederationFolder(file.absolute().parent.parent)
+    is_whole = folder.authority.is_dir() or folder.clients.is_dir()
+    if folder.server_file != file.absolute() or not (is_whole or place == folder.path):
+        raise RunError(
+            f"{place} is the server's part of a federation alone; expected the folder "
+            "that knnper fed init made, with `ca` and `clients` beside `server`"
+        )
+    return folder
+
+
+def keep_to_owner(folder: Path) -> None:
+    """Make ``folder``, and deny other users access to it, now and later."""
+    os.umask(_OTHERS)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    num_open = sum(_closed(path) for path in (folder, *folder.rglob("*")))
+    if num_open:
+        message = (
+            "other users could get at %d files and folders in %s; their permissions "
+            "were removed"
+        )
+        logger.warning(message, num_open, folder)
+
+
+def _closed(path: Path) -> bool:
+    """Remove other users' permissions on an own file; return whether there were any."""
+    try:
+        status = path.lstat()
+        is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
+        if not is_ours or not status.st_mode & _OTHERS:
+            return False
+        path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def client_yaml(name: str, server: Address, insecure: bool) -> str:
-    """Return the settings of the client ``name`` as YAML with comments."""
+    """Return the settings of a client as YAML with comments."""
     security = _CLIENT_INSECURE if insecure else _CLIENT_TLS.format(name=name)
     return _CLIENT.format(name=name, server=server, security=security)
-
-
-_LOCAL_HOSTS = ("localhost", "127.0.0.1")
 
 
 def found(
@@ -160,7 +158,7 @@ def found(
     insecure: bool = False,
     days: int = SERVER_DAYS,
 ) -> None:
-    """Write the files of the server at ``hosts``, and of the authority."""
+    """Write the files of the server, known as ``hosts``, and of the authority."""
     if folder.server_file.exists():
         mend = f"another folder, or: knnper fed add-client {folder.path} NAME"
         raise RunError(f"{folder.path} holds a federation already; choose {mend}")
@@ -180,7 +178,7 @@ def found(
 def add_client(
     folder: FederationFolder, name: str, server: Address, num_train: int | None = None
 ) -> Path:
-    """Write the files of a new client and let it in; return the client's folder."""
+    """Write the files of a new client, and authorize it; return its folder."""
     require_name(name)
     insecure = read_server(folder.server_file).insecure
     place = folder.client(name)
@@ -202,9 +200,9 @@ def add_client(
 
 
 def rotate_key(folder: FederationFolder, name: str) -> Path:
-    """Make a new key for a client, and let it in by that alone; return the key's file.
+    """Make a new key for a client, and revoke the old one; return the key's file.
 
-    A call that was cut short can be made again.
+    An interrupted call can be repeated.
     """
     if read_server(folder.server_file).insecure:
         raise RunError("a federation with `insecure: true` has no keys")
@@ -223,7 +221,10 @@ def rotate_key(folder: FederationFolder, name: str) -> Path:
 
 
 def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str]:
-    """Give the server a new certificate and key; the old ones become ``.old``."""
+    """Make a new certificate and key; the old files get the suffix ``.old``.
+
+    Returns the names in the certificate: the present ones and ``hosts``.
+    """
     authority = read_identity(folder.authority / "ca.crt", folder.authority / "ca.key")
     certificate, key = _server_files(folder)
     present = hosts_of(read_certificate(certificate))
@@ -236,7 +237,7 @@ def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str
 
 
 def known_server(folder: FederationFolder, host: str | None) -> Address:
-    """Return where clients find the gateway."""
+    """Return the address at which clients reach the gateway."""
     settings = read_server(folder.server_file)
     port = settings.listen_address.port
     if host is not None:

@@ -1,4 +1,4 @@
-"""The gateway's socket: its certificate, its limits, and its end."""
+"""The web server of the gateway: certificate, limits of connections, shutdown."""
 
 import asyncio
 import contextlib
@@ -36,19 +36,19 @@ _ADVICE = MappingProxyType(
 def limits_for(
     per_address: int, in_all: int = 2000, header_s: float = 7.0
 ) -> SocketLimits:
-    """Return the limits of connections; who has a key is known by request alone."""
+    """Return the limits of connections, which do not depend on the client's key."""
     return SocketLimits(
         strangers=in_all,
         strangers_per_address=per_address,
         header_s=header_s,
-        # Longer than SuperNodes keep an idle connection: they are the ones to end it.
+        # Longer than SuperNodes keep an idle connection, so that they close it.
         idle_s=75,
         unread_s=10,
     )
 
 
 class Listener(Server):
-    """Serves the gateway until `should_exit` is set; leaves signals to others."""
+    """Serves the gateway until `should_exit` is set; does not handle signals."""
 
     def __init__(
         self, gateway: Gateway, tls: TlsFiles | None, limits: SocketLimits
@@ -76,11 +76,14 @@ class Listener(Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Do nothing: the supervisor decides when to stop."""
+        """Do nothing: `knnper.server.link.server` handles signals."""
         yield
 
     def admit(self, accepted: socket.socket, address: str) -> None:
-        """Let a connection in, or turn it away: clients' own are not to be lost."""
+        """Accept a connection, or close it if there are too many.
+
+        Existing connections are never closed for a new one: they may be clients'.
+        """
         if self.strangers.in_excess(origin_of(address)) is None:
             super().admit(accepted, address)
             return
@@ -96,7 +99,7 @@ class Listener(Server):
         self._notices.warn(address, why.partition(":")[0], why)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody in any more, answer what was asked, end."""
+        """Accept no further connections, answer pending requests, and end."""
         self._arrivals.close()
         cutting = asyncio.create_task(self._cut_idle())
         try:
@@ -105,7 +108,7 @@ class Listener(Server):
             cutting.cancel()
 
     async def serve_until_cancelled(self, listening: socket.socket) -> None:
-        """Serve; on cancellation, answer what was asked so far and end."""
+        """Serve; on cancellation, answer pending requests and end."""
         serving = asyncio.create_task(self.serve([listening]))
         try:
             await asyncio.shield(serving)
@@ -114,16 +117,16 @@ class Listener(Server):
             await serving
 
     def renew(self) -> None:
-        """Read certificate and key again, for connections from now on."""
+        """Reload certificate and key, for new connections."""
         if self.config.ssl is None or self._tls is None:
             return
         pair = (self._tls.certificate, self._tls.key)
-        # A failure would leave the context in use without a key.
+        # Tried first: a failure would leave the context in use without a key.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*pair)
         self.config.ssl.load_cert_chain(*pair)
 
     async def _cut_idle(self) -> None:
-        """Cut connections whose peers, with nothing to come, do not say goodbye."""
+        """Abort closing connections without data whose peers do not close them."""
         while True:
             await asyncio.sleep(_GOODBYE_SECONDS)
             for connection in list(self.server_state.connections):
@@ -133,10 +136,10 @@ class Listener(Server):
 
 
 def _reporting_tls(notices: Notices) -> type[ssl.SSLObject]:
-    """Return a TLS object that says in ``notices`` why a handshake failed."""
+    """Return a TLS class that logs failed handshakes to ``notices``."""
 
     class ReportingTls(ssl.SSLObject):
-        """The server's side of one connection; it does not know whose."""
+        """The server's side of a connection, without its address."""
 
         def do_handshake(self) -> Any:
             try:
