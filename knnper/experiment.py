@@ -39,14 +39,14 @@ from knnper.settings import (
 )
 from knnper.yaml_text import dump_yaml, read_yaml
 
-# The keys of each kind of file; the first kind with one of its keys in the file counts.
+# Keys that only one kind of file has. A file is of the first kind with such a key.
 _KIND_KEYS: Mapping[str, Collection[str]] = {
     "comparison": ("rows", "extends"),
     "sweep": ("random", "variants", "grid"),
     "experiment": ("method", "partition"),
 }
 _COMMANDS = {"comparison": "compare", "sweep": "sweep", "experiment": "simulate"}
-# How to turn an experiment into a file of the expected kind.
+# Advice for turning an experiment into a file of the expected kind.
 _FROM_AN_EXPERIMENT = {
     "sweep": "name it in a sweep, experiment: FILE, with what to vary, as in grid: "
     "{training.learning_rate: [0.01, 0.1]}",
@@ -65,7 +65,7 @@ _NUMERIC = (
 
 @dataclass(frozen=True)
 class ConstantSchedule(Settings):
-    """The learning rate stays what it is."""
+    """A constant learning rate."""
 
     name: Literal["constant"] = "constant"
 
@@ -84,7 +84,7 @@ class MultiStepSchedule(Settings):
         Rounds (from 1) from which on the factor applies once more. The paper's
         CIFAR-10 runs use (100, 150) of 200 rounds (Marfoq et al. 2022, section 5).
     factor
-        What the rate is multiplied with at each milestone; 0.1 in the paper.
+        Multiplier of the rate at each milestone; 0.1 in the paper.
     """
 
     milestones: tuple[PositiveInt, ...]
@@ -99,32 +99,33 @@ class MultiStepSchedule(Settings):
 
 @dataclass(frozen=True)
 class DeviceSettings(Settings):
-    """How fast clients are in virtual time, and when they are there.
+    """Speed and availability of the clients' devices in virtual time.
 
-    Speeds and links are log-normal over the clients, each client's the same in all
+    Speeds and links are log-normal over the clients. Each client keeps its own in all
     rounds.
 
     Attributes
     ----------
     examples_per_s
-        Examples that the median client trains the whole model on in a second.
+        Examples per second on which the median client trains the whole model.
     speed_spread
         Ratio of the fastest to the slowest of the middle 95 % of clients; 1 makes all
         alike.
     bytes_down_per_s, bytes_up_per_s
-        Of the median client's link: what it is sent, and what it sends, is its model,
-        the latter less what ``training.compression`` saves. With null it takes no time.
+        Speed of the median client's link. Each way carries a model; the way up is
+        shortened by what ``training.compression`` saves. Null: transfers take no time.
     link_spread
-        As ``speed_spread``, of the links.
+        As ``speed_spread``, for the links.
     available
-        Part of the time that a client is available, (0, 1].
+        Fraction of the time that a client is available, (0, 1].
     period_s
-        Mean time from one going away to the next; both parts are exponential.
+        Mean time from the start of one absence to the next. Lengths of presence and
+        absence are exponential.
     trace
-        A file of CSV or JSON with measured devices, of which each client has one, drawn
-        at random: its speed, its link and when it is there, as far as the file says it.
+        CSV or JSON file of measured devices. Each client gets one of them, drawn at
+        random, with the speed, link and availability that the file gives for it.
     availability_trace
-        The same with when devices are there, where that is in a file of its own.
+        File with the availability of devices, if it is separate from ``trace``.
     """
 
     later = ("trace", "availability_trace")
@@ -147,11 +148,11 @@ class SynchronousTiming(Settings):
     Attributes
     ----------
     over_selection
-        Clients that are asked, as a multiple of those that are needed: a round ends
-        when ``participation`` of all have answered.
+        Number of clients selected, as a multiple of the number needed: a round ends
+        once ``participation`` of all clients have replied.
     deadline_s
-        A round ends at the latest after this time, with those who have
-        answered, or with the first one; null waits.
+        Longest duration of a round. It then ends with the replies received, or with
+        the first one if there is none yet. Null: no limit.
     """
 
     name: Literal["synchronous"] = "synchronous"
@@ -161,20 +162,20 @@ class SynchronousTiming(Settings):
 
 @dataclass(frozen=True)
 class BufferedTiming(Settings):
-    """The server makes a step of every few answers (FedBuff, Nguyen et al. 2022).
+    """The server steps after every few replies (FedBuff, Nguyen et al. 2022).
 
-    ``participation`` of the clients train at any time. When one answers, another one
-    begins, with the model of that moment. ``num_rounds`` counts the steps.
+    ``participation`` of the clients train at any time. When a client replies, another
+    one starts from the model of that moment. ``num_rounds`` counts the server's steps.
 
     Attributes
     ----------
     buffer_size
-        K, the answers of which a step is made.
+        K, the number of replies in one step.
     staleness_exponent
-        a of the factor (1 + τ)^-a on the change of a client during whose training τ
-        steps were made.
+        a of the factor (1 + τ)^-a on a client's update, where τ is the number of steps
+        made while the client trained.
     server_rate
-        η of the server, a factor on all changes.
+        η of the server, a factor on all updates.
     """
 
     name: Literal["buffered"] = "buffered"
@@ -185,26 +186,27 @@ class BufferedTiming(Settings):
 
 @dataclass(frozen=True)
 class UniformSelection(Settings):
-    """Each client that could take part is as likely."""
+    """All available clients are equally likely."""
 
     name: Literal["uniform"] = "uniform"
 
 
 @dataclass(frozen=True)
 class UtilitySelection(Settings):
-    """Clients of which much is learnt in little time are likelier (Lai et al. 2021).
+    """Sample clients by utility per second (Oort; Lai et al. 2021).
 
     Attributes
     ----------
     exploration, exploration_decay, min_exploration
-        ε, the part of the clients of the first round that are drawn uniformly; the
-        factor on it in each further round, and where it ends. 1, 1 is ``uniform``.
+        ε, the fraction of the first round's clients that are drawn uniformly, the
+        factor on it in each further round, and its smallest value. 1, 1 is ``uniform``.
     staleness_weight
-        b of the bonus sqrt(b ln R / L) in round R of a client that took part in
-        round L last.
+        b of the bonus sqrt(b ln R / L) in round R of a client that took part last in
+        round L.
     preferred_quantile, straggler_exponent
-        With ``devices``: T, the time that this part of the clients need at most for a
-        round, and α of the factor (T / t)^α on the utility of one that needs t > T.
+        Used with ``devices``. T is the round time that this fraction of the clients
+        does not exceed; α gives the factor (T / t)^α on the utility of a client that
+        needs t > T.
     """
 
     name: Literal["utility"] = "utility"
@@ -230,7 +232,7 @@ class SgdSettings(Settings):
     Attributes
     ----------
     dampening, nesterov
-        As of ``torch.optim.SGD``.
+        As in ``torch.optim.SGD``.
     """
 
     dampening: NonNegativeFloat = 0.0
@@ -239,7 +241,7 @@ class SgdSettings(Settings):
 
 @dataclass(frozen=True)
 class TrainingSettings(Settings):
-    """How the clients train together.
+    """Federated training: rounds, participation, local optimisation.
 
     Attributes
     ----------
@@ -248,50 +250,49 @@ class TrainingSettings(Settings):
     participation
         Fraction of the seen clients with data that take part in a round, (0, 1].
     local_epochs, local_steps
-        Length of a client's training in one round; give one of the two. With neither,
+        Length of a client's training in one round; set one of the two. With neither,
         one epoch.
     batch_size
-        Examples in a mini-batch. The incomplete last batch is left out when there is
-        a full one before it.
+        Examples in a mini-batch. The incomplete last batch is dropped if there is a
+        full one before it.
     learning_rate
         Local SGD's rate, η; the paper's grid is 10^-0.5 ... 10^-2.5.
     momentum, weight_decay
         Of local SGD; the momentum buffer starts from zero in every round.
     augmentation
-        What happens to the images of a mini-batch at random: nothing, a horizontal
-        flip, or a crop of the image in a black frame of 4 pixels and a flip.
+        Random change of the images of a mini-batch: ``none``, a horizontal ``flip``, or
+        ``crop_flip``, a crop of the image in a black frame of 4 pixels and a flip.
     precision
         Of forward and backward passes, in training and in evaluation. With
-        ``bfloat16`` weights and sums stay float32. ``auto`` is for a simulation: when
-        it begins it times steps in both on its own processor, and takes the faster.
+        ``bfloat16`` weights and sums stay float32. ``auto`` is for simulations: it
+        times steps in both on this machine at the start and takes the faster.
     schedule
         Factor on the learning rate as a function of the round.
     optimizer
-        One of torch's by its name with its settings, such as ``{name: AdamW, eps:
-        1e-6}``, or one of your own. It starts anew in every round. SGD takes
+        An optimiser of torch by its name with its settings, such as ``{name: AdamW,
+        eps: 1e-6}``, or your own. Its state starts empty in every round. SGD takes
         ``momentum`` and ``weight_decay`` of this section, any other its own.
     loss
-        ``cross_entropy``, or a function of your own ``(logits (n, c), labels (n,)) ->``
+        ``cross_entropy``, or your own function ``(logits (n, c), labels (n,)) ->``
         the loss of each example (n,), or their mean. A class, such as
-        ``torch.nn:MultiMarginLoss``, is made with its settings first.
+        ``torch.nn:MultiMarginLoss``, is first instantiated with its settings.
     class_weights
         Factor on the loss of an example by its label: one for each label, or
-        ``balanced``, inversely to how often a client has the label; null is 1.
+        ``balanced``, inverse to the frequency of the label at a client; null is 1.
     clip_norm
-        Gradients of the loss that are longer are cut to this Euclidean norm; null cuts
-        none.
+        Largest Euclidean norm of the loss's gradient; longer gradients are scaled to
+        it. Null: no limit.
     compression
-        What clients send of their updates: ``top_k``, ``quantize`` or ``sign`` with its
-        settings, such as ``{name: top_k, fraction: 0.01}``, or one of your own; null
+        Compression of the clients' updates: ``top_k``, ``quantize`` or ``sign`` with
+        its settings, such as ``{name: top_k, fraction: 0.01}``, or your own; null
         sends every number in four bytes.
     devices
-        How fast clients are and when they are there, in virtual time; null has none.
+        Speed and availability of clients in virtual time; null: no virtual time.
     timing
-        Whether the server waits for a round's clients, ``synchronous``, or makes a step
-        of every few answers, ``buffered``.
+        ``synchronous``: the server waits for the clients of a round. ``buffered``: it
+        updates the model after every few replies.
     selection
-        How the clients of a round are drawn: each as likely, ``uniform``, or by
-        ``utility``, from which much is learnt in little time.
+        Sampling of a round's clients: ``uniform``, or by ``utility`` per second.
     """
 
     later = (
@@ -320,53 +321,53 @@ class TrainingSettings(Settings):
     selection: Selection = UniformSelection()
 
     def learning_rate_at(self, server_round: int, base: float | None = None) -> float:
-        """Return what the learning rate, or another, is in a round (from 1)."""
+        """Return the learning rate in a round (from 1); ``base`` replaces the rate."""
         rate = self.learning_rate if base is None else base
         return rate * self.schedule.factor_at(server_round)
 
 
 @dataclass(frozen=True)
 class FederationSettings(Settings):
-    """How long a run with clients on machines of their own waits for them.
+    """Waiting times and limits of a run with clients on other machines.
 
     Attributes
     ----------
     min_clients
-        The first round begins as soon as so many are there. With null, when all that
-        are registered are there, or after ``wait_for_clients_s`` with those who came.
+        Number of connected clients at which the first round begins. Null: it begins
+        when all registered clients are connected, or after ``wait_for_clients_s`` with
+        the clients connected by then.
     wait_for_clients_s
-        Longest wait for clients, at the start and before any round of whose clients
-        too few are connected; then the run ends.
+        Longest wait for clients at the start, and before a round with too few connected
+        clients. The run then ends.
     grace_s
-        Before a round, how long a client of it that has just been lost is waited for
-        although enough others are there.
+        Before a round, how long to wait for a client that has just disconnected,
+        although enough others are connected.
     max_share
-        The largest part of a round's mean that a client gets by the number of training
-        examples that it says it has: half, as much as all others together. A number
-        that the operator fixed when it let the client in is taken as it is.
+        Largest weight of a client in a round's mean that its own claim of training
+        examples gives it: half, as much as all others together. Numbers that the
+        operator fixed on registration are not limited.
     max_weight_ratio
-        The same limit in multiples of the median number of training examples in the
-        round, so that several clients together gain little by claims; null is any.
+        The same limit in multiples of the round's median number of training examples,
+        so that several clients together gain little by false claims. Null: no limit.
     clip_median_ratio
-        An update that moves the model farther than this many times the median of the
-        round, or of the last rounds, is shortened to that; null shortens none. Virtual
-        clients are never shortened.
+        Updates longer than this multiple of the median of the round, or of the last
+        rounds, are scaled down to it; null: never. Updates of virtual clients are never
+        scaled.
     round_timeout_s
-        A client that has not answered after this time is left out of the round. Its
-        own process ends itself then, and is free for the next one.
+        Time limit of a client's reply. A later client is left out of the round, and its
+        training process ends, which frees it for the next round.
     round_patience
-        So it is after this many times the median time of the clients in this round, or
-        in one of the last five, and half a minute more, if that is earlier; or after
-        three times as long as it took itself the last time, if that is later. The
-        median is known once most of a round have answered.
+        A client times out after this multiple of the median response time (of this
+        round or any of the last five) + 30 s, but never before 3 times its own last
+        response time. The median is known once most clients of a round have replied.
     round_attempts
-        Times that a round in which too many clients fail is made before the run ends.
+        Attempts at a round in which too many clients fail before the run ends.
     distribution_timeout_s
-        Time that a client has to embed its data and to choose λ after the last round;
-        less where the others need far less, as in a round.
+        Time limit of a client for embedding its data and choosing λ after the last
+        round; less if the other clients need far less, as in a round.
     stay_s
-        How long the server stays after the model distribution, to give the model to
-        clients that come later or were offline.
+        How long the server stays up after the model distribution to serve the model to
+        offline and new clients.
     """
 
     min_clients: PositiveInt | None = None
@@ -384,13 +385,12 @@ class FederationSettings(Settings):
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """How the experiment is carried out.
+    """Execution of the experiment.
 
     Results depend on ``seed`` and ``metrics``, and where clients fail on
-    ``max_failed_fraction``, ``max_update_norm_ratio`` and ``max_update_median_ratio``;
-    in their last bits on
-    ``threads_per_worker``, on ``evaluation_batch_size`` and on whether
-    ``gpus_per_client`` is 0; on nothing else here.
+    ``max_failed_fraction``, ``max_update_norm_ratio`` and ``max_update_median_ratio``.
+    Their last bits depend on ``threads_per_worker``, ``evaluation_batch_size`` and
+    whether ``gpus_per_client`` is 0. No other setting of this section changes them.
 
     Attributes
     ----------
@@ -399,62 +399,61 @@ class RunSettings(Settings):
     engine
         ``flower`` (virtual clients on Ray) or ``serial`` (one process).
     num_workers
-        Worker processes of the ``flower`` engine; null is one a CPU core.
+        Worker processes of the ``flower`` engine; null: one per CPU core.
     threads_per_worker
-        Threads torch may use in one worker; ``auto`` shares the usable CPU cores out
-        between the workers, so that the last bits depend on both numbers.
+        Threads of torch in one worker. ``auto`` divides the usable CPU cores by the
+        number of workers, so that the last bits depend on both numbers.
     cpus_per_client, gpus_per_client
-        What Ray reserves for a client while it works. With any part of a GPU, clients
-        compute on it; else on the CPU.
+        Resources that Ray reserves for a client while it works. With any fraction of a
+        GPU clients compute on it, otherwise on the CPU.
     ray_address
         A Ray cluster to join, as in ``192.168.0.1:6379`` or ``auto``; null starts Ray
         on this machine. A cluster runs as many clients at a time as it has room for.
     carrier
-        How models travel: ``shared_memory`` (as files in ``/dev/shm``, on one machine),
-        ``object_store`` (Ray's, of which each machine of a cluster fetches a round's
-        model once) or ``message`` (in each message, as what has less than 128 kB always
-        does where there would be files). ``auto`` is the first where there is room and
-        no cluster, else the second.
+        Transport of models: ``shared_memory`` (files in ``/dev/shm``, on one machine),
+        ``object_store`` (Ray's; each machine of a cluster fetches a round's model once)
+        or ``message`` (inside each message; models below 128 kB always travel so
+        instead of in files). ``auto`` is the first if there is room and no cluster,
+        otherwise the second.
     checkpoint_every
         Rounds between checkpoints. A resumed run repeats the rounds since the last.
     validate_every
         Rounds between evaluations on the seen clients' validation splits; 0 is never.
     validate_personal
-        Whether these are of the personalised models too, beside the unpersonalised one.
-        Each seen client then personalises twice: each half of its validation split is
-        predicted by what was chosen on the other half.
+        Whether these evaluations include the personalised models. Each seen client then
+        personalises twice: each half of its validation split is predicted with the
+        settings chosen on the other half.
     metrics
-        What clients are measured by on their test splits, beside what every run has:
-        ``balanced_accuracy``, ``macro_f1`` and ``auroc``, or functions of your own
-        ``(labels (n,), probabilities (n, c)) -> float``, higher being better; each that
-        is named, also ``log_loss`` or ``ece``, with its spread over the clients.
+        Metrics on the clients' test splits beside those of every run:
+        ``balanced_accuracy``, ``macro_f1`` and ``auroc``, or your own functions
+        ``(labels (n,), probabilities (n, c)) -> float``, higher being better. Each
+        metric listed, also ``log_loss`` or ``ece``, is reported with its spread over
+        the clients.
     save_predictions
-        Whether the probabilities of each test example are kept, in
-        ``predictions.parquet``; a site keeps its own in its state folder. It needs
+        Whether to save the probabilities of each test example in
+        ``predictions.parquet``; a site saves its own in its state folder. Requires
         ``knnper[tables]``.
     evaluation_batch_size
-        Images in one forward pass where nothing is trained.
+        Images in one forward pass outside training.
     max_failed_fraction
-        A round in which a larger part of the clients fails ends the run.
+        Largest fraction of a round's clients that may fail; above it the run ends.
     max_update_norm_ratio
-        An update that differs from what the client was sent by more than this many
-        times the Euclidean norm of that (plus 1) is not aggregated: it counts as a
-        failure.
+        Longest update that is aggregated, as a multiple of the Euclidean norm of the
+        model sent (plus 1). A longer one counts as a failure.
     max_update_median_ratio
-        The same for one that differs by more than this many times the median of the
-        round's updates and of the rounds before; null takes any. A client whose number
-        of training examples is known to be n times the usual one may differ by √n times
-        as much.
+        The same as a multiple of the median of the round's updates and of the rounds
+        before; null: no limit. A client that is known to have n times the usual number
+        of training examples may send an update √n times as long.
     exploding_rounds
-        A training ends after so many rounds in a row in which it explodes, and names
-        the last good round: their median train loss is far above the lowest one so far,
-        or the median update is longer than the model. They get no checkpoint. 0 is
-        never.
+        Number of exploding rounds in a row that end the run, with the last good round
+        in the message. A round explodes if its median train loss is far above the
+        lowest so far, or its median update is longer than the model; it gets no
+        checkpoint. 0 is never.
     keep_checkpoints
-        Checkpoints that are kept: the newest two, and older ones each about twice as
-        far back as the next. So are the states of clients that have one.
+        Checkpoints to keep: the newest two, and older checkpoints, each about twice as
+        far back as the next. States of clients are kept likewise.
     federation
-        What concerns clients on machines of their own alone.
+        Settings for clients on other machines.
     """
 
     later = ("max_update_median_ratio", "metrics")
@@ -482,7 +481,7 @@ class RunSettings(Settings):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """What results call the `metrics`."""
+        """Names of the `metrics` in results."""
         return tuple(metric.metric_name for metric in self.metrics)
 
 
@@ -493,16 +492,17 @@ class Experiment:
     Attributes
     ----------
     name
-        Names the run folder.
+        Name of the run folder.
     data, partition, model, method, personalization
-        What was chosen by name, with its settings; ``personalization`` is what every
-        client does after the last round, on top of what the method gives it.
+        Entries of the catalogue, or the user's code, with their settings.
+        ``personalization`` runs at every client after the last round, on top of the
+        method.
     training, run
         See `TrainingSettings` and `RunSettings`.
     own_code
-        Folder in which ``module:attribute`` is looked for before the Python path. In a
-        file it is relative to that, and by default its own folder. What is sent to
-        others has fingerprints instead, by reference.
+        Folder that is searched for ``module:attribute`` before the Python path. In a
+        file it is relative to that file, by default the file's folder. Documents sent
+        to other machines hold fingerprints instead, by reference.
     """
 
     name: str
@@ -514,12 +514,12 @@ class Experiment:
     personalization: Choice[Settings]
     run: RunSettings
     own_code: str | None = None
-    # What says which examples a memory keeps, where it is a user's; it is named in the
-    # section personalization.
+    # The memory's eviction policy if it is the user's code. The section personalization
+    # names it, so that it is no section of its own and not compared.
     policy: Choice[Settings] | None = field(default=None, compare=False)
 
     def own(self) -> Mapping[str, Choice[Settings]]:
-        """Return what of it is a user's, by section."""
+        """Return the parts of the experiment that are the user's code, by section."""
         training = self.training
         chosen = {
             **{name: getattr(self, name) for name in SECTIONS},
@@ -546,21 +546,21 @@ SECTIONS = tuple(
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The names that exist and the settings that each takes."""
+    """The known names of each section, with the type of their settings."""
 
-    # From the names that a section accepts to the type of its other keys.
+    # From the names that a section accepts to the type of their settings.
     data: SettingsTypes
     partition: SettingsTypes
     model: SettingsTypes
     method: SettingsTypes
     personalization: SettingsTypes
-    # From a method's name to that of its personalisation where none is named.
+    # From a method's name to the name of its default personalisation.
     personalization_of: Mapping[str, str]
-    # Finds what in an otherwise valid experiment does not go together.
+    # Finds conflicts between the settings of an otherwise valid experiment.
     check: Callable[[Experiment], Sequence[Problem]]
-    # Finds what a user brought; an `OwnCodeError` says why it is not there.
+    # Loads code of the user; raises `OwnCodeError` with the reason if it cannot.
     open_own: OpenOwn | None = None
-    # As the first ones, of the sections ``training`` and ``run``.
+    # Names that are chosen within the sections ``training`` and ``run``.
     optimizer: SettingsTypes = field(default_factory=lambda: {"SGD": SgdSettings})
     loss: SettingsTypes = field(default_factory=lambda: {"cross_entropy": Settings})
     compression: SettingsTypes = field(default_factory=dict)
@@ -595,7 +595,7 @@ def require_kind(document: object, expected: str, source: str) -> None:
 def read_experiment(
     path: Path, catalogue: Catalogue, overrides: Sequence[str] = ()
 ) -> Experiment:
-    """Return the experiment that the YAML file at ``path`` describes."""
+    """Read an experiment from a YAML file; see `load_experiment`."""
     source, document = str(path), read_yaml(path)
     if document is None:
         message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
@@ -611,15 +611,16 @@ def load_experiment(
     source: str = "experiment",
     folder: Path | None = None,
 ) -> Experiment:
-    """Return the experiment that ``document``, of plain values, describes.
+    """Validate a document of plain values and return it as an experiment.
 
-    A `ConfigError` has *all* problems: unknown keys and names (with the nearest valid
-    one), values of a wrong type or out of range, missing keys, and settings that do not
-    go together.
+    A `ConfigError` lists *all* problems: unknown keys and names (with the nearest valid
+    one), values of a wrong type or out of range, missing keys, and conflicts between
+    settings.
 
-    ``overrides``: ``KEY=VALUE`` with a dotted key and a YAML value; made in order on a
-    copy. ``source``: Named in errors. ``folder``: Where users' code is looked for, and
-    what a relative ``own_code`` starts at; with None nowhere but on the Python path.
+    ``overrides``: ``KEY=VALUE`` with a dotted key and a YAML value, applied in order to
+    a copy. ``source``: Name of the document in errors. ``folder``: Searched for users'
+    code, and the base of a relative ``own_code``; with None only the Python path is
+    searched.
     """
     if not isinstance(document, Mapping):
         message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"
@@ -641,7 +642,7 @@ class _ExperimentReader(SectionReader):
     """Reads the sections of an experiment."""
 
     def experiment(self, catalogue: Catalogue) -> Experiment | None:
-        """Return the experiment; None when a section of it is wrong."""
+        """Return the experiment; None if any section has problems."""
         for key in self.document:
             if key not in SECTIONS:
                 known = alternatives(str(key), SECTIONS)
@@ -669,14 +670,14 @@ class _ExperimentReader(SectionReader):
         )
 
     def _policy(self, personalization: Choice[Settings]) -> Choice[Settings] | None:
-        """Return what says which examples are kept, if it is a user's."""
+        """Load the eviction policy of the personalisation if it is the user's code."""
         for place, value in dotted(plain(personalization)):
             if place.endswith("store.policy") and is_reference(value):
                 return self.own_choice("personalization.store.policy", str(value), {})
         return None
 
     def _training(self, catalogue: Catalogue) -> TrainingSettings | None:
-        """Return the section ``training``, in which some things are chosen by name."""
+        """Parse the section ``training``, which contains choices by name."""
         section = self.document.get("training", {})
         if not isinstance(section, Mapping):
             return self.parse("training", TrainingSettings)
@@ -699,7 +700,7 @@ class _ExperimentReader(SectionReader):
         return training
 
     def _run(self, catalogue: Catalogue) -> RunSettings | None:
-        """Return the section ``run``, in which metrics are chosen by name."""
+        """Parse the section ``run``, in which metrics are chosen by name."""
         section_values, section = self.document.get("run", {}), "run.metrics"
         if not isinstance(section_values, Mapping) or not isinstance(
             section_values.get("metrics"), list
@@ -720,7 +721,7 @@ class _ExperimentReader(SectionReader):
                 metric.entry is not None and metric.metric_name in catalogue.metric
             )
             if is_ours or names.count(metric.metric_name) > 1:
-                message = f"found {metric.metric_name} twice, expected different names"
+                message = f"found {metric.metric_name} twice, expected distinct names"
                 self.add_problem(section, message)
         if run is None or len(metrics) < len(choices):
             return None
@@ -732,8 +733,8 @@ class _ExperimentReader(SectionReader):
             return name
         shown_name = shown(name) if "name" in self.document else "nothing"
         message = (
-            "expected a name for the run's folder: letters, digits, '.', '_' and '-', "
-            f"a letter or digit first; found {shown_name}"
+            f"found {shown_name}, expected a name for the run's folder: letters, "
+            "digits, '.', '_' and '-', with a letter or digit first"
         )
         self.add_problem("name", message)
         return None
@@ -741,7 +742,7 @@ class _ExperimentReader(SectionReader):
     def _personalization(
         self, catalogue: Catalogue, method: Choice[Settings] | None
     ) -> Choice[Settings] | None:
-        """Return what is put on top of the method; None without a method."""
+        """Parse the personalisation, by default that of the method."""
         default = None
         if method is not None:
             default = getattr(method.entry, "personalization", None)
@@ -758,12 +759,12 @@ class _ExperimentReader(SectionReader):
 
 
 def is_timed_by_clients(training: TrainingSettings) -> bool:
-    """Return whether steps follow from when real clients answer."""
+    """Return whether the order of steps depends on when real clients reply."""
     return training.devices is None and training.timing != SynchronousTiming()
 
 
 def run_problems(run: RunSettings) -> Iterable[Problem]:
-    """Yield what does not go together in the section ``run``."""
+    """Yield conflicts between settings of the section ``run``."""
     if run.ray_address is None:
         return
     if run.engine == "serial":
@@ -781,7 +782,7 @@ def run_problems(run: RunSettings) -> Iterable[Problem]:
 
 
 def training_problems(training: TrainingSettings) -> Iterable[Problem]:
-    """Yield what does not go together in the section ``training``."""
+    """Yield conflicts between settings of the section ``training``."""
     if training.local_epochs is not None and training.local_steps is not None:
         message = (
             f"found local_epochs = {training.local_epochs} and local_steps = "
@@ -792,16 +793,16 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
         training.selection, UniformSelection
     ):
         message = (
-            f"found {training.selection.name} with timing = buffered, whose clients "
-            "are drawn one by one, expected uniform; leave one of the two out"
+            f"found {training.selection.name} with timing = buffered, which draws "
+            "clients one by one, expected uniform; remove one of the two settings"
         )
         yield Problem("training.selection", message)
     optimizer = training.optimizer.name
     for name in ("momentum", "weight_decay"):
         if optimizer != "SGD" and getattr(training, name):
             message = (
-                f"found {getattr(training, name)}, which is SGD's, with {optimizer}; "
-                f"give what it takes in training.optimizer, or leave {name} out"
+                f"found {getattr(training, name)}, a setting of SGD, with {optimizer}; "
+                f"remove {name}, and set {optimizer}'s own in training.optimizer"
             )
             yield Problem(f"training.{name}", message)
     sgd = training.optimizer.settings
@@ -810,7 +811,7 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
         and sgd.nesterov
         and (not training.momentum or sgd.dampening)
     ):
-        message = "found true, expected training.momentum with it, and no dampening"
+        message = "found true, expected training.momentum above 0 and no dampening"
         yield Problem("training.optimizer.nesterov", message)
     if isinstance(training.schedule, MultiStepSchedule):
         milestones = training.schedule.milestones
@@ -820,7 +821,7 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
 
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
-    """Return every setting of ``experiment``, defaults too, as plain values."""
+    """Return every setting of ``experiment``, defaults included, as plain values."""
     document = {name: plain(getattr(experiment, name)) for name in SECTIONS}
     if experiment.own_code is None:
         del document["own_code"]
@@ -843,7 +844,7 @@ def from_json(
     overrides: Sequence[str] = (),
     source: str = "experiment",
 ) -> Experiment:
-    """Return the experiment of which `to_json` made ``text``."""
+    """Read back an experiment that `to_json` wrote."""
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -852,12 +853,12 @@ def from_json(
 
 
 def results_identity(experiment: Experiment) -> str:
-    """Return a SHA-256, in hexadecimal, of all that the results depend on.
+    """Return a SHA-256, in hexadecimal, of all settings that the results depend on.
 
-    Of the section ``run`` that is the seed, what makes an update or a round count as
-    failed, and the threads, batches and kind of device by which sums are made. Two
-    experiments with the same identity end with the same numbers, whatever they are
-    called and wherever they run.
+    From the section ``run`` these are the seed, the criteria for failed updates and
+    rounds, and the threads, batches and kind of device that fix the order of sums. Two
+    experiments with the same identity end with the same numbers, whatever their names
+    and machines.
     """
     relevant = relevant_settings(experiment)
     run = relevant.pop("run")
@@ -866,7 +867,7 @@ def results_identity(experiment: Experiment) -> str:
 
 
 def relevant_settings(experiment: Experiment) -> dict[str, Any]:
-    """Return what `results_identity` is made of, as plain values by section."""
+    """Return the settings behind `results_identity` as plain values by section."""
     document = to_document(experiment)
     run = {name: document["run"][name] for name in (*_NUMERIC, *RunSettings.later)}
     for name in later_defaults(experiment.run):
@@ -880,7 +881,7 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     if (devices := experiment.training.devices) is not None:
         for name in later_defaults(devices):
             del relevant["training"]["devices"][name]
-    # They follow from the rest, and are known only once the model is built.
+    # Both are derived from other settings once the model is built.
     for name in ("frozen", "memory_format"):
         relevant["model"].pop(name, None)
     if own_code := experiment.own():

@@ -86,13 +86,13 @@ ProperFraction = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of every settings dataclass: frozen, and unknown keys are refused.
+    """Base of all settings dataclasses: frozen, strict types, no unknown keys.
 
     Attributes
     ----------
     later
-        Fields that came after others: they belong to `results_identity` as far as they
-        are not the default, so that earlier runs stay the runs that they are.
+        Fields that were added after others. `results_identity` includes them only where
+        they differ from their default, so that older runs keep their identity.
     """
 
     later: ClassVar[tuple[str, ...]] = ()
@@ -106,47 +106,47 @@ SettingsTypes = Mapping[str, type[Settings]]
 
 @dataclass(frozen=True)
 class Choice(Generic[S_co]):
-    """Something chosen by name together with the settings it takes."""
+    """An entry of the catalogue, or code of the user, with its settings."""
 
-    # In the catalogue, as in ``dirichlet``, or ``module:attribute`` of a user's.
+    # A name of the catalogue, as ``dirichlet``, or ``module:attribute`` of the user.
     name: str
-    settings: S_co  # of what was chosen, validated
-    # A user's attribute; None for what is in the catalogue.
+    settings: S_co  # validated
+    # The user's attribute; None for an entry of the catalogue.
     entry: Any = field(default=None, compare=False, repr=False)
-    # SHA-256, in hexadecimal, of the source of a user's; else empty.
+    # SHA-256, in hexadecimal, of the user's source; empty for the catalogue.
     fingerprint: str = field(default="", repr=False)
-    # The settings to build it with if this machine replaces some of them.
+    # Settings with this machine's replacements, if there are any; used for building.
     local: S_co | None = field(default=None, compare=False, repr=False)
 
     @property
     def metric_name(self) -> str:
-        """What results call it where it is a metric: a user's by its attribute."""
+        """Name of this metric in results: of the user's code, its attribute."""
         return metric_name(self.name)
 
 
 def metric_name(name: str) -> str:
-    """Return what results call the metric that an experiment names so."""
+    """Return the name that a metric has in results."""
     return name.rpartition(":")[2]
 
 
 @dataclass(frozen=True)
 class Own:
-    """Something of a user's that an experiment names; see `knnper.own`."""
+    """Code of the user that an experiment names; see `knnper.own`."""
 
     entry: Any
     settings_type: type[Settings]
-    fingerprint: str  # as of `Choice`
-    file: str = ""  # where the source is
-    folder: Path | None = None  # that was looked into before the Python path
+    fingerprint: str  # as in `Choice`
+    file: str = ""  # path of the source
+    folder: Path | None = None  # searched before the Python path
 
     def require(self, reference: str, expected: str) -> None:
-        """Refuse source other than that with the fingerprint ``expected``."""
+        """Raise `OwnCodeError` unless the source has the fingerprint ``expected``."""
         if self.fingerprint != expected:
             raise OwnCodeError(
-                f"{reference} is another one here: {self.file or 'it'}, with what it "
-                f"imports beside it, has the fingerprint {self.fingerprint[:12]}, "
-                f"expected {expected[:12] or 'none'}; bring the same files to all "
-                "sides",
+                f"{reference} differs on this machine: {self.file or 'its source'}, "
+                "with the modules that it imports from its folder, has the fingerprint "
+                f"{self.fingerprint[:12]}, expected {expected[:12] or 'none'}; bring "
+                "the same files to all machines",
                 reason=SafeReason(Code.OWN_CODE_DIFFERS),
             )
 
@@ -156,7 +156,7 @@ OpenOwn = Callable[[str, str, Path | None], Own]
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` is letters, digits, ``.``, ``_``, ``-``, no sign first."""
+    """Return whether ``text`` is a `Name`."""
     return re.fullmatch(_PATTERN, text) is not None
 
 
@@ -166,7 +166,7 @@ def is_reference(name: object) -> bool:
 
 
 def one_of(known: Collection[str]) -> AfterValidator:
-    """Return what refuses text that is neither in a catalogue nor a reference."""
+    """Return a validator that rejects names that are neither known nor references."""
 
     def checked(name: str) -> str:
         if name not in known and not is_reference(name):
@@ -177,9 +177,9 @@ def one_of(known: Collection[str]) -> AfterValidator:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Ask whether the most similar known name was meant; empty if none is similar.
+    """Return "did you mean ...?" with the most similar known name, or "".
 
-    Capitals do not count: ``adamw`` is ``AdamW`` rather than ``Adam``.
+    Case is ignored: ``adamw`` is closer to ``AdamW`` than to ``Adam``.
     """
     names = {candidate.casefold(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.casefold(), list(names), n=1)
@@ -187,14 +187,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def alternatives(name: str, known: Iterable[str]) -> str:
-    """Return what could have been meant by ``name``: the nearest, then all of them."""
+    """Return the nearest known name and the list of all, for an error message."""
     names = sorted(known)
     everything = f"known: {', '.join(names)}" if names else "none are known here"
     return " ".join(filter(None, (nearest(name, names), everything)))
 
 
 def shown(value: object) -> str:
-    """Return ``value`` as it would be written in a file, cut where it gets long."""
+    """Return ``value`` as it would be written in a file, cut to `LONGEST_VALUE`."""
     text = json.dumps(value, default=repr, ensure_ascii=False)
     if len(text) <= LONGEST_VALUE:
         return text
@@ -208,7 +208,11 @@ def parse_settings(
     problems: list[Problem],
     hint: str = "",
 ) -> S | None:
-    """Return ``value`` as ``settings_type``, or None after adding to ``problems``."""
+    """Return ``value`` as ``settings_type``, or None after adding to ``problems``.
+
+    ``place`` is the dotted key of the value. ``hint`` is appended to the message about
+    an unknown key.
+    """
     try:
         # mypy takes the hash of a class for that of its instances.
         adapter = _adapter(settings_type)  # type: ignore[arg-type]
@@ -220,7 +224,7 @@ def parse_settings(
     return parsed
 
 
-# Making one takes longer than using it.
+# Building a validator takes longer than using it.
 _adapter = functools.cache(TypeAdapter[Any])
 
 
@@ -230,7 +234,7 @@ def _translate(
     place: str,
     hint: str,
 ) -> Iterable[Problem]:
-    """Yield one problem a place: each member of a union has its own complaint."""
+    """Yield one problem per place: each member of a union reports its own error."""
     messages: dict[str, list[str]] = {}
     inner = {detail["loc"][:-1] for detail in details}
     for detail in details:
@@ -254,7 +258,7 @@ def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -
     if kind == "value_error":
         return str(context["error"])
     if kind == "union_tag_not_found":
-        return "expected a key 'name' that says which one is meant, found none"
+        return "found no key 'name', expected one with the name of the entry"
     value = shown(detail["input"])
     if kind == "union_tag_invalid":
         known = alternatives(context["tag"], _quoted(context["expected_tags"]))
@@ -269,11 +273,11 @@ def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -
 
 
 def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str | None:
-    """Return what would be right; None for an error that has no words here."""
+    """Describe the expected value; None for an error without a description."""
     if not context.keys() & _LIMITS.keys():
         words = _EXPECTATIONS.get(kind)
         return words and words.format(**context)
-    # Both ends of what a number may be, also the one that was not missed.
+    # The message names both limits of a number, also the limit that it respects.
     limits = {**_limits(annotation), **context}
     if limits.keys() == {"ge", "le"}:
         return f"a number from {limits['ge']:.12g} to {limits['le']:.12g}"
@@ -299,14 +303,14 @@ def _limits(annotation: object) -> dict[str, Any]:
 
 
 def _quoted(text: str) -> list[str]:
-    """Return what stands between single quotes in ``text``."""
+    """Return the parts of ``text`` between single quotes."""
     return text.split("'")[1::2]
 
 
 def _resolve(
     settings_type: type[Settings], location: Sequence[str | int]
 ) -> tuple[list[str], Any, object]:
-    """Return the keys in pydantic's ``location``, what holds the last, and its type."""
+    """Return the keys in ``location`` (pydantic's), their parent and their type."""
     keys: list[str] = []
     annotation: object = settings_type
     parent: Any = annotation
@@ -341,7 +345,7 @@ def _bare(annotation: object) -> Any:
 
 @dataclass(frozen=True)
 class Override:
-    """One setting that replaces what a file says."""
+    """A setting from the command line that replaces the value of a file."""
 
     path: tuple[str, ...]
     value: Any
@@ -350,7 +354,7 @@ class Override:
 def parse_overrides(
     texts: Sequence[str], problems: list[Problem]
 ) -> tuple[Override, ...]:
-    """Return the overrides among ``texts``; what is malformed joins ``problems``."""
+    """Parse overrides, ``KEY=VALUE``, and add malformed texts to ``problems``."""
     overrides = []
     for text in texts:
         name, equals, value = text.partition("=")
@@ -369,14 +373,14 @@ def parse_overrides(
 
 
 def with_overrides(source: str, overrides: Sequence[str]) -> str:
-    """Return what errors call ``source`` once it is changed by ``overrides``."""
+    """Return the name in errors of a document that overrides have changed."""
     return f"{source} with {', '.join(overrides)}" if overrides else source
 
 
 def apply_overrides(
     document: Mapping[str, Any], overrides: Sequence[Override], problems: list[Problem]
 ) -> dict[str, Any]:
-    """Return a copy of ``document`` with ``overrides`` made in order: the last wins."""
+    """Return a copy of ``document`` with ``overrides`` applied in order."""
     result = copy.deepcopy(dict(document))
     for override in overrides:
         *above, last = override.path
@@ -405,13 +409,13 @@ class SectionReader:
     Attributes
     ----------
     document, overrides
-        The values, with the overrides made already, and these.
+        Plain values, to which the overrides have been applied already.
     problems
-        Receives every problem that is found.
+        Receives every problem.
     open_own
         Loads code of the user; without it only names of the catalogue are accepted.
     folder
-        Folder that relative paths of the document start from, if it is a file.
+        Folder of the document, the base of its relative paths; None without a file.
     folders
         Receives the folders in which code of the user was found.
     """
@@ -524,7 +528,7 @@ class SectionReader:
 
 
 def plain(value: object) -> Any:
-    """Return settings as plain values, what is chosen by name as in a file."""
+    """Return settings as plain values, choices as a mapping with their name."""
     if isinstance(value, Choice):
         return {"name": value.name, **plain(value.settings)}
     if isinstance(value, Settings):
@@ -536,7 +540,7 @@ def plain(value: object) -> Any:
 
 
 def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is no mapping, with its dotted key behind ``place``."""
+    """Yield every value that is no mapping, with its dotted key after ``place``."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from dotted(value, f"{place}{name}.")
@@ -545,7 +549,7 @@ def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, An
 
 
 def later_defaults(chosen: Choice[Settings] | Settings) -> list[str]:
-    """Return those of the settings in ``later`` that are the default."""
+    """Return the names of the fields in ``later`` that have their default."""
     settings = chosen.settings if isinstance(chosen, Choice) else chosen
     default_of = {field.name: field.default for field in dataclasses.fields(settings)}
     return [

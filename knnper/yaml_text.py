@@ -32,11 +32,11 @@ _PLAIN_VALUES = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML 1.2's plain values and refuses a key that occurs twice.
+    """Reads YAML 1.2's plain values; rejects duplicate keys and large expansions.
 
     PyYAML follows YAML 1.1, where ``1e-3`` is text, ``no`` is false, ``010`` is 8 and
-    ``1:30`` is 90. It also lets ten lines of aliases stand for 10^10 values, which
-    whatever copies or writes the document would spell out; here they are counted.
+    ``1:30`` is 90. It also lets ten lines of aliases stand for 10^10 values, which any
+    code that copies or writes the document would spell out, so expansions are counted.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (as in the base class)
@@ -45,11 +45,11 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._most_characters = 2 * len(text) + _MOST_ADDED_BY_ALIASES
         self._num_levels = 0  # around the node that is being composed
-        # Of each composed node with its aliases spelled out: characters and levels.
+        # Characters and levels of each composed node with its aliases spelled out.
         self._sizes: dict[yaml.Node, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node; refuse one that is nested or expanded too far."""
+        """Compose the next node; reject one that is nested or expanded too far."""
         is_alias = self.check_event(yaml.AliasEvent)
         self._num_levels += 1
         _require_depth(self._num_levels, self.peek_event())  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
             return 1 + len(parts), 1
         if isinstance(node, yaml.MappingNode):
             parts = list(itertools.chain.from_iterable(parts))
-        # A node that contains itself has no size yet; `parse_yaml` refuses it.
+        # A node that contains itself has no size yet; `parse_yaml` rejects it.
         sizes = [self._sizes.get(part, (0, 0)) for part in parts]
         num_characters = 1 + sum(size for size, _ in sizes)
         num_levels = 1 + max((levels for _, levels in sizes), default=0)
@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
         return num_characters, num_levels
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return the mapping that comes next, once its keys have been looked at."""
+        """Compose the next mapping; reject keys that are no text or occur twice."""
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
@@ -98,7 +98,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that the loader, or any reader of YAML 1.1, would take for more."""
+    """Quotes text that the loader, or YAML 1.1, would not read as text."""
 
 
 for _kind, (_pattern, _first) in _PLAIN_VALUES.items():
@@ -116,13 +116,13 @@ def dump_yaml(value: Any) -> str:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Return the value of ``text``."""
+    """Return the value of ``text``; raise `ConfigError`, which names ``source``."""
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value)
     except yaml.YAMLError as error:
         raise ConfigError([_as_problem(error)], source) from error
-    # PyYAML raises these at a value that does not fit its tag, such as `!!bool x`.
+    # PyYAML raises these for a value that does not fit its tag, such as `!!bool x`.
     except (
         *(ArithmeticError, AttributeError, LookupError),
         *(TypeError, ValueError, RecursionError),
@@ -133,7 +133,10 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def read_yaml(path: Path, missing: str = "expected the path of a YAML file") -> Any:
-    """Return the value of the YAML file at ``path``; say ``missing`` without one."""
+    """Return the value of the YAML file at ``path``.
+
+    Raises `ConfigError`; ``missing`` is its advice if there is no such file.
+    """
     source = str(path)
     try:
         return parse_yaml(read_file(path).decode("utf-8"), source)
@@ -155,7 +158,7 @@ def _as_problem(error: yaml.YAMLError) -> Problem:
 
 
 def _malformed(problem: str, at: Any) -> yaml.MarkedYAMLError:
-    """Return the error at a node, or at an event."""
+    """Return an error with the position of a node or an event."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
 
 

@@ -406,7 +406,7 @@ def test_other_optimizers_are_refused_by_methods_of_sgd(folder: Path) -> None:
     assert "found model:smoothed with FedEM, expected cross_entropy: its resp" in told
     training = {"momentum": 0.9, "optimizer": "Adam"}
     told = problem(folder, training=training)
-    assert "training.momentum: found 0.9, which is SGD's, with Adam" in told
+    assert "training.momentum: found 0.9, a setting of SGD, with Adam" in told
 
 
 def test_class_weights_and_clipping(folder: Path) -> None:
