@@ -23,7 +23,11 @@ from torch import Tensor
 from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.site import SiteNode, SiteWorker
 from knnper.errors import RefusedError
-from knnper.experiment import Experiment, load_experiment, to_json
+from knnper.experiment import (
+    Experiment,
+    load_experiment,
+    to_json,
+)
 from knnper.simulation.catalogue import experiment_catalogue, over_sites
 from knnper.simulation.partition.split import export_shares
 from knnper.simulation.workbench import open_workbench

@@ -38,7 +38,11 @@ from knnper.errors import (
     RunError,
     text_for_others,
 )
-from knnper.experiment import Experiment, from_json, results_identity
+from knnper.experiment import (
+    Experiment,
+    from_json,
+    results_identity,
+)
 from knnper.files import make_private
 from knnper.metrics import computations
 from knnper.models import build_model, located

@@ -17,7 +17,11 @@ from typing import Any, Literal
 import torch
 
 from knnper.errors import ConfigError, DataError, Problem, RunError
-from knnper.experiment import Experiment, Precision, RunSettings
+from knnper.experiment import (
+    Experiment,
+    Precision,
+    RunSettings,
+)
 from knnper.reasons import Code, SafeReason
 
 # Schemas that `import torchvision` refers to. No project code calls these operators.

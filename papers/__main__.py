@@ -6,14 +6,9 @@ from typing import Annotated
 import typer
 
 from knnper import ConfigError, Experiment, Problem
-from knnper.cli.terminal import (
-    RUN_FAILED,
-    ErrorReportingGroup,
-    Overrides,
-    interruptible,
-    print_shown,
-    say,
-)
+from knnper.cli.errors import RUN_FAILED, ErrorReportingGroup, interruptible
+from knnper.cli.options import Overrides
+from knnper.cli.terminal import print_shown, say
 from knnper.experiment import read_experiment
 from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord

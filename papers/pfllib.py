@@ -20,7 +20,8 @@ import numpy as np
 import typer
 
 from knnper import ConfigError, Examples, Experiment, Problem, RunError
-from knnper.cli.terminal import Overrides, print_shown
+from knnper.cli.options import Overrides
+from knnper.cli.terminal import print_shown
 from knnper.experiment import TrainingSettings
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.comparison import (

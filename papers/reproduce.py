@@ -24,12 +24,16 @@ from knnper import (
     RunError,
     Settings,
 )
-from knnper.cli.terminal import run_counter, say
+from knnper.cli.counters import run_counter
+from knnper.cli.terminal import say
 from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import read_experiment, results_identity
+from knnper.experiment import (
+    read_experiment,
+    results_identity,
+)
 from knnper.files import JsonLines, write_atomically
 from knnper.process import known_precision, usable_cores, with_fixed_threads
 from knnper.server.observer import Observer, progress_observer

@@ -12,7 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from knnper.errors import RunError, printable
-from knnper.experiment import BufferedTiming, UtilitySelection, is_timed_by_clients
+from knnper.experiment import (
+    BufferedTiming,
+    UtilitySelection,
+    is_timed_by_clients,
+)
 from knnper.records import canonical, fingerprint
 from knnper.server.checkpoints import (
     Checkpoint,

@@ -30,7 +30,11 @@ import torch
 from typing_extensions import override
 
 from knnper.errors import RunError
-from knnper.experiment import BufferedTiming, SynchronousTiming, TrainingSettings
+from knnper.experiment import (
+    BufferedTiming,
+    SynchronousTiming,
+    TrainingSettings,
+)
 from knnper.records import Parts, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.fleet import Cohort, Devices, Fleet, VirtualFleet

@@ -23,7 +23,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from typing_extensions import override
 
-from knnper.experiment import TrainingSettings, UtilitySelection
+from knnper.experiment import (
+    TrainingSettings,
+    UtilitySelection,
+)
 from knnper.seeding import RandomKey
 
 CUTOFF = (

@@ -34,7 +34,11 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import FlatModel
 from knnper.errors import Problem, RunError
-from knnper.experiment import BufferedTiming, Experiment, TrainingSettings
+from knnper.experiment import (
+    BufferedTiming,
+    Experiment,
+    TrainingSettings,
+)
 from knnper.seeding import RandomKey
 from knnper.settings import (
     PositiveFloat,

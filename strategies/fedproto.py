@@ -33,7 +33,10 @@ from torch.nn import functional
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import Problem
-from knnper.experiment import BufferedTiming, Experiment
+from knnper.experiment import (
+    BufferedTiming,
+    Experiment,
+)
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates

@@ -8,11 +8,11 @@ import typer
 import knnper
 from knnper.cli.batches import compare, report, sweep
 from knnper.cli.choices import list_choices
+from knnper.cli.errors import ErrorReportingGroup
 from knnper.cli.federation import federation
 from knnper.cli.simulate import init, partition, simulate
 from knnper.cli.site import site
 from knnper.cli.store import store
-from knnper.cli.terminal import ErrorReportingGroup
 
 app = typer.Typer(
     name="knnper",

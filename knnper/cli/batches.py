@@ -6,20 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper.cli.terminal import (
-    AsJson,
-    Overrides,
-    counted,
-    file_argument,
-    interruptible,
-    print_json,
-    print_shown,
-    print_table,
-    run_counter,
-    say,
-    tell,
-    typed_command,
-)
+from knnper.cli.counters import run_counter
+from knnper.cli.errors import interruptible, typed_command
+from knnper.cli.formats import counted
+from knnper.cli.options import AsJson, Overrides, file_argument
+from knnper.cli.terminal import print_json, print_shown, print_table, say, tell
 
 # Modules that load torch are imported inside functions, to keep `knnper --help` fast.
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``knnper list``: the choices of an experiment, and the settings of each."""
+"""``knnper list``: the choices of an experiment and their settings."""
 
 import inspect
 import textwrap
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from knnper.cli.terminal import AsJson, print_json, say, tell
+from knnper.cli.options import AsJson
+from knnper.cli.terminal import print_json, say, tell
 from knnper.simulation.experiments import shipped_experiments
 
-# Modules that load torch are imported inside functions: `knnper --help` need not wait.
+# Modules that load torch are imported inside functions, to keep `knnper --help` fast.
 if TYPE_CHECKING:
     from knnper.setting_docs import SettingDoc
 
@@ -30,12 +31,12 @@ _COMMAND_OF = {
 }
 Name = Annotated[
     str | None,
-    typer.Argument(help="One of them: show it with its settings.", show_default=False),
+    typer.Argument(help="Show this choice with its settings.", show_default=False),
 ]
 
 
 class Choosable(StrEnum):
-    """Parts of an experiment whose choices are listed."""
+    """Parts of an experiment that have a list of choices."""
 
     METHODS = "methods"
     PERSONALIZATIONS = "personalizations"
@@ -68,14 +69,14 @@ _BY_NAME_ALONE = (Choosable.POLICIES, Choosable.METRICS)
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that an experiment can choose by name.
+    """A choice of an experiment, by name.
 
     Attributes
     ----------
     about
         The rest of the docstring, in paragraphs.
     facts
-        Further facts by their names, as people read them.
+        Further facts, by name.
     document
         Further fields of ``--json``.
     settings_type
@@ -91,7 +92,7 @@ class Entry:
     settings_type: Any = None
 
     def as_document(self) -> dict[str, Any]:
-        """Return plain values, as a list in JSON has them."""
+        """Return plain values for ``--json``."""
         names = {"name": self.name, "title": self.title, "summary": self.summary}
         settings = fields(self.settings_type) if self.settings_type else ()
         listed = [setting.name for setting in settings]
@@ -165,12 +166,12 @@ def _personalizations() -> Iterator[Entry]:
 def _titled(known: Mapping[str, Any]) -> Iterator[Entry]:
     for name, spec in known.items():
         about = _paragraphs_of(spec)
-        is_told = about.startswith("Settings of ") or about in spec.summary
+        is_known = about.startswith("Settings of ") or about in spec.summary
         yield Entry(
             name,
             spec.title,
             spec.summary,
-            "" if is_told else about,
+            "" if is_known else about,
             settings_type=spec.settings_type,
         )
 
@@ -236,7 +237,7 @@ def _experiments() -> Iterator[Entry]:
     for name, path in shipped_experiments().items():
         text = path.read_text(encoding="utf-8")
         document = parse_yaml(text, str(path))
-        # Each file begins with a comment that says in a paragraph what it is.
+        # Each file begins with a paragraph that describes it, as a comment.
         about, _, _ = text.replace("\n# ", " ").removeprefix("# ").partition("\n")
         command = next(_COMMAND_OF[key] for key in _COMMAND_OF if key in document)
         yield Entry(f"knnper {command} {name}", "", about.rstrip(":."))
@@ -257,7 +258,7 @@ _FINDERS = {
 
 
 def _paragraphs_of(documented: Any) -> str:
-    """Return a docstring without the fields of a dataclass."""
+    """Return a docstring without its attributes."""
     text, _, _ = (inspect.getdoc(documented) or "").partition("\nAttributes\n-----")
     return text.strip()
 
@@ -269,7 +270,7 @@ def list_choices(
     name: Name = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what an experiment may choose, or show one choice with its settings."""
+    """List the choices for a part of an experiment, or show one with its settings."""
     if part is Choosable.EXPERIMENTS and name is not None:
         _show_experiment(name, as_json)
     elif name is not None:
@@ -279,10 +280,10 @@ def list_choices(
     else:
         _print_lines(entries_of(part))
         if part is Choosable.METHODS:
-            tell("\nOn top of a method, as knnper list personalizations has them:\n")
+            tell("\nPersonalisers on top of a method (knnper list personalizations):\n")
             _print_lines(entries_of(Choosable.PERSONALIZATIONS))
         detail = "its file" if part is Choosable.EXPERIMENTS else "its settings"
-        say(f"\nOne of them, with {detail}: knnper list {part} NAME")
+        say(f"\nTo show one with {detail}: knnper list {part} NAME")
 
 
 def _document(part: Choosable) -> Any:
@@ -300,7 +301,7 @@ def _document(part: Choosable) -> Any:
 
 
 def _print_lines(entries: Sequence[Entry]) -> None:
-    """Write a line for each entry: name, title, and as much of the summary as fits."""
+    """Print a line for each entry: name, title and, cut to fit, the summary."""
     console = Console()
     longest = max(len(entry.name) for entry in entries)
     for entry in entries:
@@ -312,7 +313,7 @@ def _print_lines(entries: Sequence[Entry]) -> None:
 
 
 def _show(part: Choosable, name: str, as_json: bool) -> None:
-    """Write what there is to know of one choice."""
+    """Print one choice with its facts and settings."""
     of_all = {part: entries_of(part)}
     if part is Choosable.METHODS:
         of_all[Choosable.PERSONALIZATIONS] = entries_of(Choosable.PERSONALIZATIONS)
@@ -347,10 +348,10 @@ def _show(part: Choosable, name: str, as_json: bool) -> None:
         for fact, value in entry.facts.items():
             tell_wrapped(value, f"{fact:{width}}{_GAP}")
     tell()
-    _tell_settings(kind, entry.name, settings)
+    _print_settings(kind, entry.name, settings)
 
 
-def _tell_settings(
+def _print_settings(
     kind: Choosable, name: str, settings: "Sequence[tuple[str, SettingDoc]]"
 ) -> None:
     section = _SECTIONS[kind]
@@ -374,7 +375,7 @@ def _tell_settings(
 
 
 def _flat(settings_type: Any, path: str = "") -> "Iterator[tuple[str, SettingDoc]]":
-    """Yield settings by their dotted keys, those within them behind each."""
+    """Yield settings by dotted key; nested settings follow their parent."""
     from knnper.setting_docs import setting_docs
 
     for setting in setting_docs(settings_type):
@@ -385,7 +386,7 @@ def _flat(settings_type: Any, path: str = "") -> "Iterator[tuple[str, SettingDoc
 
 
 def _show_experiment(name: str, as_json: bool) -> None:
-    """Write the file of a shipped experiment."""
+    """Print the file of a shipped experiment."""
     files = shipped_experiments()
     _require(name, files)
     text = files[name].read_text(encoding="utf-8")
@@ -407,9 +408,9 @@ def _require(name: str, known: Mapping[str, Any]) -> None:
 
 
 def tell_wrapped(text: str, first: str = "", indent: int | None = None) -> None:
-    """Write paragraphs in lines that fit the terminal, behind the ``first`` words.
+    """Print paragraphs wrapped to the terminal, after the words ``first``.
 
-    Lines that are indented, such as equations, stay as they are.
+    Indented lines, such as equations, are not wrapped.
     """
     console = Console()
     width = console.width if console.is_terminal else _PROSE_WIDTH

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from knnper.cli.terminal import RUN_FAILED, counted, print_json, tell
+from knnper.cli.errors import RUN_FAILED
+from knnper.cli.formats import counted
+from knnper.cli.terminal import print_json, tell
 
 # httpx is imported inside the functions, to keep `knnper --help` fast.
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Flower's ServerApp and ClientApp, of a simulation and of real machines."""
+"""Flower's ServerApp and ClientApp, for simulations and real clients."""
 
 import contextlib
 import hashlib
@@ -74,17 +74,17 @@ from knnper.transport.polling import Pace, announce
 
 log = logging.getLogger("flwr")
 
-# A site's node where a client is configured, else a simulation's.
+# The node of a site if a client is configured, else of a simulation.
 client_app = make_client_app(
     lambda context: SiteNode() if CONFIG in context.node_config else VirtualNode()
 )
-MODEL = "model"  # the folder in the run's folder that holds the trained model
+MODEL = "model"  # the folder of the trained model in a run's folder
 server_app = ServerApp()
 
 
 @dataclass(frozen=True)
 class Order:
-    """A run that is to be made, or resumed."""
+    """A run to start or resume."""
 
     experiment: Experiment
     output: Path
@@ -93,32 +93,31 @@ class Order:
     registry: Path | None
 
     def require_free(self) -> None:
-        """Refuse a folder that is taken."""
+        """Reject a folder that is taken."""
         if not self.resume:
             RunFolder.require_free(self.output, overwrite=self.overwrite)
 
     def folder(self) -> RunFolder:
-        """Return the run's folder: new, or the one that is resumed."""
+        """Return the run's folder, new or resumed."""
         if self.resume:
             return RunFolder.open(self.output)
         return RunFolder.create(self.output, self.experiment, overwrite=self.overwrite)
 
 
 def order_of(run_config: Mapping[str, object], door: Door | None = None) -> Order:
-    """Return what Flower's run configuration asks for.
+    """Parse Flower's run configuration.
 
-    An experiment's relative path is one in the app's folder, which Flower puts on
-    ``sys.path``; a name that is none is that of one that is shipped. A run that is
-    resumed has its first experiment, changed by ``set``.
+    The relative path of an experiment starts from the app's folder, which Flower puts
+    on ``sys.path``; any other name is that of a shipped experiment. A resumed run has
+    its recorded experiment, changed by ``set``.
 
-    ``door``: What the server lets in of users' code; by default as the file of the
-    server says that this process runs on.
+    ``door`` opens users' code; by default that of the server that started this process.
     """
     changes = _changes(str(run_config["set"]))
     resume = bool(run_config["resume"])
     output = str(run_config["output"])
     registry = str(run_config["registry"])
-    # Of a server of ours, what its operator lets in; else what the app's folder has.
+    # A server of this project admits code by its settings; otherwise the app's folder.
     file = os.environ.get(SERVER_FILE_VARIABLE)
     if door is None and file is not None:
         door = read_server(Path(file)).door
@@ -157,7 +156,7 @@ def _changes(text: str) -> Sequence[str]:
         changes = parse_json(text)
     except ValueError:
         changes = None
-    if isinstance(changes, list) and all(isinstance(one, str) for one in changes):
+    if isinstance(changes, list) and all(isinstance(change, str) for change in changes):
         return changes
     message = f'found {text!r}, expected KEY=VALUE;KEY=VALUE or ["KEY=VALUE", ...]'
     raise ConfigError([Problem("set", message)], "the run configuration")
@@ -168,14 +167,14 @@ def _absolute(path: str) -> Path:
 
 
 def prepare(order: Order) -> tuple[SiteTask, Assembly]:
-    """Return the task and both halves of a run over sites; refuse what cannot run."""
+    """Return the task and the assembly of a run over sites; reject invalid runs."""
     order.require_free()
     task = _task(order.experiment)
     return task, assemble(order.experiment, task.spec)
 
 
 def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
-    """Train, distribute the model; stay for late clients; return the run's folder."""
+    """Train, distribute the model, and wait for late clients; return the folder."""
     task, assembly = prepare(order)
     experiment, stop, registry = order.experiment, threading.Event(), order.registry
     identity = identity_at_sites(assembly.experiment)
@@ -193,14 +192,14 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
         roster = folder.roster() or _begin(folder, federation)
         conductor = Conductor(assembly, federation, folder, observer)
         trained = conductor.train(roster, ["flwr", "run"])
-        messenger.model = _leave_model(folder, assembly, task, trained)
+        messenger.model = _save_trained_model(folder, assembly, task, trained)
         conductor.distribute(trained, roster)
         late = LateClients(conductor, federation, trained)
         late.serve(roster, experiment.run.federation.stay_s)
     if not folder.is_finished():
         raise RunError(
-            "training is done, and no client got the model; the log says "
-            "why of each. Resume the run when they can"
+            "training is done, but no client received the model; see the log for the "
+            "reasons. Resume the run when clients are online"
         )
     return folder
 
@@ -248,9 +247,11 @@ def _messenger(
 
 
 def _begin(folder: RunFolder, federation: SiteFederation) -> Roster:
-    """Wait for clients and write down who is there: the same until the run ends."""
+    """Wait for clients and record the roster of the run."""
     members = federation.gather()
-    known = [asdict(one) for one in sorted(members, key=lambda one: one.name)]
+    known = [
+        asdict(member) for member in sorted(members, key=lambda member: member.name)
+    ]
     split = hashlib.sha256(json.dumps(known).encode()).hexdigest()
     roster = Roster.of(members, split)
     folder.write_roster(roster)
@@ -258,10 +259,10 @@ def _begin(folder: RunFolder, federation: SiteFederation) -> Roster:
     return roster
 
 
-def _leave_model(
+def _save_trained_model(
     folder: RunFolder, assembly: Assembly, task: SiteTask, trained: Checkpoint
 ) -> str:
-    """Leave the trained model in the run's folder; return its fingerprint."""
+    """Save the trained model in the run's folder; return its fingerprint."""
     if not ends_with_global_model(assembly.experiment):
         return ""
     model = global_model(
@@ -274,7 +275,7 @@ def _leave_model(
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run configuration names."""
+    """Run the experiment of the run configuration."""
     announce()
     with _warning_the_server():
         order = order_of(context.run_config)
@@ -287,12 +288,12 @@ def main(grid: Grid, context: Context) -> None:
             observer.finished()
     for cells in tables_of_run(folder.path):
         log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
-    log.info("everything about this run is in %s", folder.path)
+    log.info("all files of this run are in %s", folder.path)
 
 
 @contextlib.contextmanager
 def _warning_the_server() -> Iterator[None]:
-    """Let the log of the server that this run belongs to have its warnings, too."""
+    """Copy warnings of this run to the log of its server."""
     descriptor = os.environ.get(WARNINGS_VARIABLE)
     if not descriptor:
         yield
@@ -302,10 +303,13 @@ def _warning_the_server() -> Iterator[None]:
     file.setFormatter(HarmlessFormatter(LOG_LAYOUT))
     file.setLevel(logging.WARNING)
     root = logging.getLogger()
-    # What Python does by itself only where nobody else writes.
-    own = logging.StreamHandler()
-    own.setLevel(logging.WARNING)
-    added: list[tuple[logging.Logger, logging.Handler]] = [(root, own), (root, file)]
+    # Python writes warnings to stderr only if there is no other handler.
+    console = logging.StreamHandler()
+    console.setLevel(logging.WARNING)
+    added: list[tuple[logging.Logger, logging.Handler]] = [
+        (root, console),
+        (root, file),
+    ]
     if not log.propagate:
         added.append((log, file))
     for logger, handler in added:
@@ -322,7 +326,7 @@ def _warning_the_server() -> Iterator[None]:
 
 
 def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFolder:
-    """Lead virtual clients over a central data set; return the run's folder."""
+    """Run virtual clients over a central data set; return the run's folder."""
     order.require_free()
     bench = open_workbench(order.experiment)
     folder = replace(order, experiment=bench.experiment).folder()

@@ -1,4 +1,4 @@
-"""A snapshot of a federation: its server, its clients and its runs."""
+"""A snapshot of a federation: its server, clients and runs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -77,10 +77,10 @@ class Snapshot:
 
 
 def take_snapshot(settings: ServerSettings, run: Path | None = None) -> Snapshot:
-    """Return how a federation is now, with all of its runs or one."""
+    """Return the current state of a federation, with all of its runs or one."""
     clients, problems = census(settings)
     is_running = doctor.is_running(settings.state)
-    if not is_running:  # a fact of its own, of which the problem would be a copy
+    if not is_running:  # the snapshot itself shows it
         problems = [text for text in problems if not text.startswith("Only what")]
     folders = _runs(settings) if run is None else [run_folder(settings, run)]
     runs = sorted(map(_snapshot, folders), key=lambda snapshot: snapshot.changed or 0.0)
@@ -88,12 +88,12 @@ def take_snapshot(settings: ServerSettings, run: Path | None = None) -> Snapshot
 
 
 def run_folder(settings: ServerSettings, run: Path | None) -> RunFolder:
-    """Return a run by its folder or its name; without either the one under way."""
+    """Return a run by its folder or name; by default the only run under way."""
     if run is not None:
         places = (run, settings.runs_folder / run)
         return RunFolder.open(next(filter(is_run, places), run))
     led = [folder for folder in _runs(settings) if folder.is_led()]
-    # A run that has its results only hands its model to clients that come late.
+    # A run with results only distributes its model to late clients.
     under_way = [folder for folder in led if not folder.is_finished()] or led
     if len(under_way) == 1:
         return under_way[0]
@@ -121,7 +121,7 @@ def _snapshot(folder: RunFolder) -> RunSnapshot:
     last = rounds[-1] if rounds else None
     if folder.is_led():
         num_done = 0 if last is None else int(last["server_round"])
-        # One that was taken back to an earlier round may have its old results still.
+        # After --from-round, old results may still exist.
         is_done = folder.is_finished() and num_done >= num_rounds
         state = "staying" if is_done else "running"
     written = [path / file for file in ("rounds.jsonl", "results.json")]
@@ -131,9 +131,9 @@ def _snapshot(folder: RunFolder) -> RunSnapshot:
 
 
 def show(snapshot: Snapshot) -> None:
-    """Write a snapshot for people to standard output."""
+    """Print a snapshot."""
     settings = snapshot.settings
-    state = "runs" if snapshot.is_running else "does not run"
+    state = "running" if snapshot.is_running else "not running"
     tell(f"server {settings.name}: {state} (clients connect to {settings.listen})")
     print_table(
         ("client", "status"),

@@ -1,7 +1,7 @@
-"""Output that cannot be written in the terminal's encoding, in plain characters.
+"""Replacements for characters that the terminal's encoding cannot write.
 
-A C locale, ``PYTHONIOENCODING`` or a file that a Windows console writes may know no
-bars, Greek letters or ±. Python would end with a UnicodeEncodeError there.
+A C locale, ``PYTHONIOENCODING`` or a redirected Windows console may lack bars, Greek
+letters or ±; Python would raise a UnicodeEncodeError.
 """
 
 import codecs
@@ -12,10 +12,10 @@ from typing import TextIO
 
 _ERRORS = "knnper.plain"
 
-# A bar is the number of eighths that it is high, so that a row of bars stays as long.
-# Characters that are easily taken for others are named.
+# A bar becomes its height in eighths, one character, so that rows keep their length.
+# Characters that are easily confused are written as names.
 _PLAIN = {bar: str(number) for number, bar in enumerate("▁▂▃▄▅▆▇█", start=1)} | {
-    "λ": "lambda",  # which Unicode calls lamda
+    "λ": "lambda",  # Unicode spells it lamda
     "±": "+-",
     "\N{MULTIPLICATION SIGN}": "x",
     "\N{MINUS SIGN}": "-",
@@ -53,14 +53,14 @@ _PLAIN = {bar: str(number) for number, bar in enumerate("▁▂▃▄▅▆▇�
 
 
 def use_plain_text() -> None:
-    """Let standard output and error write plain characters for those they lack."""
+    """Let standard output and error replace characters that they cannot write."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
 
 
 def in_encoding_of(stream: TextIO, text: str) -> str:
-    """Return a text as a stream can write it, after `use_plain_text` or not."""
+    """Replace the characters of a text that a stream cannot write."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, _ERRORS).decode(encoding)
 
@@ -79,7 +79,7 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 def _plain(character: str) -> str:
-    """Return what stands for a character: a Greek letter's name, or its number."""
+    """Return a character's replacement: a Greek letter's name, else an escape."""
     if character in _PLAIN:
         return _PLAIN[character]
     kind, _, letter = unicodedata.name(character, "").partition(" LETTER ")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from knnper.cli.terminal import (
-    INTERRUPTED,
+from knnper.cli.errors import INTERRUPTED, how_to_resume, system_error, typed_command
+from knnper.cli.options import (
     AsJson,
     ExperimentFile,
     FromRound,
@@ -19,16 +19,9 @@ from knnper.cli.terminal import (
     Overrides,
     Overwrite,
     Resume,
-    how_to_resume,
-    print_json,
-    print_table,
     require_start,
-    say,
-    show_run,
-    system_error,
-    tell,
-    typed_command,
 )
+from knnper.cli.terminal import print_json, print_table, say, show_run, tell
 from knnper.errors import (
     CheckpointError,
     FolderTakenError,
@@ -37,7 +30,7 @@ from knnper.errors import (
 )
 from knnper.server.observer import progress_observer
 
-# What loads torch is imported inside the commands: `knnper --help` need not wait.
+# Modules that load torch are imported inside functions, to keep `knnper --help` fast.
 if TYPE_CHECKING:
     from knnper.server.run_folder import RunFolder
     from knnper.simulation.partition.split import Partition
@@ -49,20 +42,21 @@ NewFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A new folder, or an empty one.")
 ]
 AsComparison = Annotated[
-    bool, typer.Option("--compare", help="Begin a comparison of methods instead.")
+    bool, typer.Option("--compare", help="Create a comparison of methods instead.")
 ]
 _LARGEST_BUBBLE = 120.0  # square points
 _INCHES_PER_CLIENT, _INCHES_PER_CLASS = 0.12, 0.22
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 _BARS = " ▁▂▃▄▅▆▇█"
 PlotFile = Annotated[
-    Path | None, typer.Option(metavar="FILE.png", help="Draw clients against labels.")
+    Path | None,
+    typer.Option(metavar="FILE.png", help="Draw a chart of clients and labels."),
 ]
 ExportFolder = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Write each client's share as an .npz file that a real client reads.",
+        help="Write each client's data as an .npz file for real clients.",
     ),
 ]
 Workers = Annotated[
@@ -82,14 +76,14 @@ ContinueFrom = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Make more rounds of the finished run in this folder, N in all, in the "
+        help="Continue the finished run in this folder to N rounds in all, in the "
         "folder of --output: --set training.num_rounds=N.",
     ),
 ]
 
 
 def init(folder: NewFolder, compare: AsComparison = False) -> None:
-    """Make a folder with an experiment, a network of your own and a README."""
+    """Create a folder with an experiment, your own network and a README."""
     from knnper.settings import is_name
 
     name = folder.absolute().name
@@ -119,7 +113,7 @@ def partition(
     export: ExportFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how an experiment splits the data over its clients; nothing is trained."""
+    """Show the partition of an experiment, without training."""
     if plot is not None and plot.suffix not in PLOT_FORMATS:
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
@@ -135,12 +129,12 @@ def partition(
     _show(bench.partition, counts, data.num_skipped, as_json)
     if plot is not None:
         _draw(counts, data.class_names, plot)
-        say(f"The picture is in {plot}")
+        say(f"The chart is in {plot}")
     if export is not None:
         from knnper.simulation.partition.split import export_shares
 
         files = export_shares(data, bench.partition, export)
-        say(f"{len(files)} clients' shares and labels.json are in {export}")
+        say(f"{len(files)} clients' data and labels.json are in {export}")
 
 
 def _show(partition: "Partition", counts: Any, num_skipped: int, as_json: bool) -> None:
@@ -213,18 +207,18 @@ def _draw(class_counts: Any, class_names: Sequence[str], path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        raise RunError(f"the picture {path} cannot be written: {error}") from error
+        raise RunError(f"the chart {path} cannot be written: {error}") from error
 
 
 def bars(counts: list[int]) -> str:
-    """Return one character a count, in eighths of the largest; a blank for none."""
+    """Return a bar of one character for each count, in eighths of the largest."""
     largest = max(*counts, 1)
     steps = len(_BARS) - 1
     return "".join(_BARS[-(-count * steps // largest)] for count in counts)
 
 
 class Engine(StrEnum):
-    """What runs the clients."""
+    """An engine that runs the clients."""
 
     FLOWER = "flower"
     SERIAL = "serial"
@@ -259,7 +253,9 @@ def simulate(
         "ray_address": None if ray_address is None else json.dumps(ray_address),
     }
     changes = list(overrides or ())
-    changes += [f"run.{k}={one}" for k, one in shorthands.items() if one is not None]
+    changes += [
+        f"run.{k}={value}" for k, value in shorthands.items() if value is not None
+    ]
     from knnper.simulation.engines import simulate as run_simulation
 
     if continue_from is not None:
@@ -268,7 +264,7 @@ def simulate(
         bench, folder = _opened(
             experiment, changes, output, resume, from_round, overwrite
         )
-    with _telling_what_next(folder), progress_observer() as observer:
+    with _adding_how_to_resume(folder), progress_observer() as observer:
         results = run_simulation(bench, folder, observer, typed_command())
     if as_json:
         print_json(results)
@@ -289,7 +285,7 @@ def _require_continuation(
 def _continued(
     source: Path, changes: Sequence[str], output: Path | None, overwrite: bool
 ) -> "tuple[Workbench, RunFolder]":
-    """Open a new folder that goes on from a finished run."""
+    """Open a new folder that continues a finished run."""
     if output is None:
         raise typer.BadParameter("--continue-from needs --output, a new folder")
     from knnper.simulation.continuation import begin_continuation
@@ -309,7 +305,7 @@ def _opened(
     from knnper.simulation.interface import begin, reopen
 
     if resume is None:
-        assert experiment is not None, "one of the two is given"
+        assert experiment is not None, "checked by require_start"
         return begin(experiment, changes, output, overwrite=overwrite)
     bench, folder = reopen(resume, changes)
     if from_round is not None:
@@ -318,15 +314,15 @@ def _opened(
 
 
 @contextlib.contextmanager
-def _telling_what_next(folder: "RunFolder") -> Iterator[None]:
-    """Add to an error how the run can go on."""
+def _adding_how_to_resume(folder: "RunFolder") -> Iterator[None]:
+    """Add to an error how to resume the run."""
     try:
         yield
     except (CheckpointError, BrokenPipeError):
         raise
     except (RunError, OwnCodeError, OSError) as error:
-        told = system_error(error) if isinstance(error, OSError) else str(error)
-        raise RunError(f"{told}\n{how_to_resume('simulate', folder.path)}") from error
+        reason = system_error(error) if isinstance(error, OSError) else str(error)
+        raise RunError(f"{reason}\n{how_to_resume('simulate', folder.path)}") from error
     except KeyboardInterrupt as error:
         say(f"Interrupted. {how_to_resume('simulate', folder.path)}")
         raise typer.Exit(INTERRUPTED) from error

@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic_core import to_jsonable_python
 
-from knnper.cli.terminal import (
-    RUN_FAILED,
-    WRONG_USAGE,
-    AsJson,
-    as_time,
-    counted,
-    counter,
-    megabytes,
-    print_json,
-    print_table,
-    say,
-    seconds_of,
-    set_option,
-    tell,
-)
+from knnper.cli.counters import counter
+from knnper.cli.errors import RUN_FAILED, WRONG_USAGE
+from knnper.cli.formats import as_time, counted, megabytes, seconds_of
+from knnper.cli.options import AsJson, set_option
+from knnper.cli.terminal import print_json, print_table, say, tell
 from knnper.errors import DataError
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.

@@ -1,4 +1,4 @@
-"""The progress of a run that another process leads."""
+"""The progress of a run in another process, from its folder."""
 
 import math
 import time
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from knnper.cli.terminal import MOST_NAMED, listed, say
+from knnper.cli.formats import MOST_NAMED, listed
+from knnper.cli.terminal import say
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
@@ -15,52 +16,53 @@ LOOK_EVERY_S = 0.5
 
 
 class Watch:
-    """Tells an observer what a run's folder says from now on."""
+    """Shows new rounds and results of a run's folder to an observer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._before = _version(path / RESULTS)
         self._run = _version(path / EXPERIMENT)
-        self._num_told = len(RunFolder(path).rounds()) if self._run else 0
+        self._num_shown = len(RunFolder(path).rounds()) if self._run else 0
         self._has_started = False
         self._left_out: list[str] = []
 
     def follow(self, has_ended: Callable[[], bool]) -> bool:
-        """Show the run until it has new results, or ended; return whether it has."""
+        """Show the run until it ends; return whether it has new results."""
         with progress_observer() as observer:
             return self.until_done(observer, has_ended)
 
     def until_done(self, observer: Observer, has_ended: Callable[[], bool]) -> bool:
-        """Follow the run until it has new results; return whether it has."""
+        """Show the run to an observer until it ends; return whether it has results."""
         while True:
             ended = has_ended()
             results = _version(self._path / RESULTS)
-            # After the results were looked for: their last round must be told.
-            self._tell(observer)
+            # After the look at the results, so that their last round is shown.
+            self._show_news(observer)
             if results is not None and results != self._before:
                 return True
             if ended:
                 return False
             time.sleep(LOOK_EVERY_S)
 
-    def _tell(self, observer: Observer) -> None:
+    def _show_news(self, observer: Observer) -> None:
         run = _version(self._path / EXPERIMENT)
         if run is None:
             return
-        if run != self._run:  # another one has taken its place
-            self._run, self._num_told, self._has_started = run, 0, False
+        if run != self._run:  # another run has replaced it
+            self._run, self._num_shown, self._has_started = run, 0, False
         folder = RunFolder(self._path)
         if not self._has_started:
             self._has_started = True
             num_rounds = folder.experiment(experiment_catalogue()).training.num_rounds
-            observer.training_started(num_rounds, self._num_told + 1)
+            observer.training_started(num_rounds, self._num_shown + 1)
         rounds = folder.rounds()
-        if len(rounds) < self._num_told:
+        if len(rounds) < self._num_shown:
             say(f"the run went back to round {len(rounds)}, see its log")
-            self._num_told = len(rounds)
-        for record in rounds[self._num_told :]:
+            self._num_shown = len(rounds)
+        for record in rounds[self._num_shown :]:
             known = {
-                name: math.nan if one is None else one for name, one in record.items()
+                name: math.nan if value is None else value
+                for name, value in record.items()
             }
             observer.round_finished(known)
             for line in failures_in(record):
@@ -69,11 +71,11 @@ class Watch:
                 self._left_out = left_out
                 named = listed(left_out) or "none"
                 say(f"round {record['server_round']}: clients left out: {named}")
-        self._num_told = len(rounds)
+        self._num_shown = len(rounds)
 
 
 def failures_in(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each client that failed in a round, and why; a few at most."""
+    """Yield a line with the reason for the first clients that failed in a round."""
     named = list(record.get("failures", {}).items())[:MOST_NAMED]
     for client, reason in named:
         yield f"round {record['server_round']}: client {client} failed: {reason}"
@@ -82,7 +84,7 @@ def failures_in(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _version(file: Path) -> tuple[int, int] | None:
-    """Return what tells one content of a file from another; None without a file."""
+    """Return a value that changes with a file's content; None without a file."""
     try:
         status = file.stat()
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.cli.terminal import line_counter, roughly, time_left
+from knnper.cli.counters import line_counter, roughly, time_left
 from knnper.simulation.batches.progress import Progress
 from knnper.yaml_text import dump_yaml
 from tests.simulation.batches.small_sweep import NEIGHBORS, document, in_this_process
@@ -161,7 +161,7 @@ def test_interrupted_it_says_how_to_go_on(
     monkeypatch.setattr("sys.argv", ["/bin/knnper", "sweep", "a b.yaml"])
     done = sweep(tmp_path)
     assert done.exit_code == 130
-    assert "To go on: knnper sweep 'a b.yaml'" in done.stderr
+    assert "To continue: knnper sweep 'a b.yaml'" in done.stderr
 
 
 def test_a_finished_run_is_not_trained_anew(tmp_path: Path) -> None:

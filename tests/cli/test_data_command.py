@@ -64,7 +64,7 @@ def test_sound_data(config: Path) -> None:
     assert ["all", "2", "1", "1"] in cells
     assert "values of train: 1 to 2, mean 1.5" in lines
     assert "classes of the federation without an example here: fox" in lines
-    assert lines[-1] == "This data can be used. Nothing was sent anywhere."
+    assert lines[-1] == "This data can be used. Nothing left this machine."
 
 
 def test_rows_are_told_by_their_number_of_features(config: Path) -> None:
@@ -131,7 +131,7 @@ def described(config: Path, tmp_path: Path, data: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     file = tmp_path / "described.yaml"
     file.write_text(result.stdout)
-    assert "add what others have" in result.stderr
+    assert "add those of other sites" in result.stderr
     again = check(config, "--task", file)
     assert again.exit_code == 0, again.output
     section: dict[str, Any] = yaml.safe_load(result.stdout)["data"]
@@ -166,4 +166,4 @@ def test_a_site_describes_itself(config: Path, tmp_path: Path) -> None:
 def test_what_is_agreed_on_is_not_described(config: Path) -> None:
     result = check(config, "--describe", "--task", task_of(config, data=SITES))
     assert result.exit_code == 2
-    assert "no --task" in result.output
+    assert "with --task" in result.output

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper.cli import federation as submit_command
+from knnper.cli import fed_runs as submit_command
 from knnper.cli.app import app
 from knnper.cli.watching import Watch
 from knnper.experiment import to_yaml
@@ -98,7 +98,7 @@ def test_changes_reach_the_run_as_they_were_given(
     assert said.exit_code == 0, said.output
     assert json.loads(str(operator.configs[0]["set"])) == changes
     # Who waits for the server sees it.
-    assert "Waiting for the server to take the run: 0 of at most 900 s" in said.output
+    assert "Waiting for the server to accept the run: 0 of at most 900 s" in said.output
 
 
 def test_who_no_longer_waits_is_told_where_to_look(operator: Operator) -> None:
@@ -108,7 +108,7 @@ def test_who_no_longer_waits_is_told_where_to_look(operator: Operator) -> None:
     operator.pretend(submit)
     said = operator.submits("--resume", operator.run, "--detach")
     assert said.exit_code == 130
-    assert "the server may have taken the run" in said.output
+    assert "the server may have accepted the run" in said.output
     assert "flwr list federation" in " ".join(said.output.split())
 
 
@@ -125,7 +125,7 @@ def refused(said: Result, words: str) -> None:
 
 def test_a_server_that_does_not_run_is_not_asked(operator: Operator) -> None:
     said = operator.submits("--resume", operator.run)
-    refused(said, f"does not run .* knnper fed server {operator.folder.path}$")
+    refused(said, f"is not running .* knnper fed server {operator.folder.path}$")
 
 
 def test_what_cannot_run_is_refused_before_it_is_submitted(
@@ -324,7 +324,7 @@ def test_the_status_is_a_snapshot(operator: Operator, tmp_path: Path) -> None:
         )
     shown = operator.types("status", operator.folder.path)
     assert shown.exit_code == 0
-    assert "does not run" in shown.stdout
+    assert "not running" in shown.stdout
     assert "first: round 2: client site-b failed: out of memory" in shown.stdout
     elsewhere = operator.types("status", operator.folder.path, operator.run)
     assert elsewhere.exit_code == 0
@@ -348,7 +348,7 @@ def test_finished_run_that_is_led_is_staying(
     monkeypatch.setattr(Watch, "follow", lambda *_: False)
     monkeypatch.setattr(RunFolder, "is_finished", lambda run: run.path == done.path)
     followed = operator.types("status", operator.folder.path, "--follow")
-    assert f"nobody leads the run in {runs / 'next'}" in followed.stderr
+    assert f"the run in {runs / 'next'} is not done" in followed.stderr
 
 
 def test_the_run_under_way_is_followed(
@@ -364,7 +364,7 @@ def test_the_run_under_way_is_followed(
     monkeypatch.setattr(Watch, "follow", lambda *_: False)
     ended = operator.types(*follow)
     assert ended.exit_code == 1
-    assert f"nobody leads the run in {run.path}" in ended.stderr
+    assert f"the run in {run.path} is not done" in ended.stderr
     wrong = operator.types(*follow, "--json")
     assert wrong.exit_code == 2
 

@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.cli.site import describe_gain
+from knnper.cli.site_memory import describe_gain
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.digits import DigitsSettings
 from knnper.datastore.class_prior import ClassPrior, ClassPriorSettings
@@ -58,10 +58,10 @@ def test_a_site_is_onboarded_without_a_network(
     lines = result.stdout.splitlines()
     assert lines[0].startswith("site-a: 200 examples (")
     assert lines[1].startswith(f"model {find_model(exported).fingerprint[:12]} of tiny")
-    assert lines[2].startswith("taken as trained with this site, too (--took-part)")
+    assert lines[2].startswith("assumed to be trained with this site (--took-part)")
     assert lines[3].startswith("λ = ")
     assert "gain" in lines[4]
-    assert lines[-1] == f"kept in {client_file.parent / 'kept'}"
+    assert lines[-1] == f"stored in {client_file.parent / 'kept'}"
     # The server says itself who took part.
     assert run_command("site", "onboard", client_file, "--new").exit_code == 2
     again = run_command(*arguments, "--json", "--new")
@@ -94,7 +94,7 @@ def test_a_memory_is_brought_up_to_date_by_one_command(
     file = client_file.parent / "digits.npz"
     np.savez(file, inputs=inputs, labels=labels, names=names)
     only_looked = run_command("site", "refresh", client_file, "--dry-run")
-    assert "brought up to date" not in only_looked.stdout
+    assert "is up to date" not in only_looked.stdout
     looked = run_command("site", "refresh", client_file, "--dry-run", "--json")
     document = json.loads(looked.stdout)
     assert not document["changed"]
@@ -109,7 +109,7 @@ def test_a_memory_is_brought_up_to_date_by_one_command(
     done = run_command("site", "refresh", client_file)
     assert done.exit_code == 0, done.output
     assert f"new: {found['new']}\n" in done.stdout
-    assert "The memory has been brought up to date.\n" in done.stdout
+    assert "The memory is up to date.\n" in done.stdout
     assert "λ = " in done.stdout
     assert ("--forget-vanished" in done.stdout) == bool(found["vanished"])
     last = run_command("site", "refresh", client_file, "--forget-vanished", "--json")
@@ -170,7 +170,7 @@ def serving(**changes: object) -> Serving:
     ("changes", "said"),
     [
         ({}, "+5.2 points, ± 3.1 (95 %), on 120 examples"),
-        ({"expected_gain": Gain(None, None, 1)}, "cannot be known from 1 example"),
+        ({"expected_gain": Gain(None, None, 1)}, "unknown from 1 example"),
         ({"knn_weight": 0.0}, "falls back to the global model: the neighbours showed"),
         (
             {"knn_weight": 0.0, "class_prior": ADAPTED},
@@ -178,7 +178,7 @@ def serving(**changes: object) -> Serving:
         ),
         (
             {"knn_weight": 0.0, "tuned_on": TunedOn("validation", 9, overruled=True)},
-            "falls back to the global model: the neighbours would make it worse",
+            "falls back to the global model: the neighbours would lower its accuracy",
         ),
     ],
 )

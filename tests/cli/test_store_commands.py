@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import knnper.cli.store
 from knnper.cli.app import app
-from knnper.cli.terminal import Counter, as_time
+from knnper.cli.counters import Counter
+from knnper.cli.formats import as_time
 from knnper.data.digits import DigitsSettings
 from knnper.datastore.index import FactorySettings
 from knnper.datastore.store import DATABASE, open_store

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from typer.testing import CliRunner
 
-from knnper.cli.terminal import ErrorReportingGroup, print_table, system_error
+from knnper.cli.errors import ErrorReportingGroup, system_error
+from knnper.cli.terminal import print_table
 from knnper.server.observer import TerminalObserver
 
 

@@ -6,7 +6,11 @@ from typing import Any, Literal
 import pytest
 
 from knnper.errors import ConfigError
-from knnper.experiment import Catalogue, Experiment, load_experiment
+from knnper.experiment import (
+    Catalogue,
+    Experiment,
+    load_experiment,
+)
 from knnper.settings import (
     PositiveFloat,
     PositiveInt,

@@ -17,7 +17,11 @@ from mkdocs.config import load_config
 from docs.menu import add_methods
 from knnper.cli.app import app
 from knnper.client.settings import read_client
-from knnper.experiment import SECTIONS, load_experiment, read_experiment
+from knnper.experiment import (
+    SECTIONS,
+    load_experiment,
+    read_experiment,
+)
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS
 from knnper.yaml_text import parse_yaml

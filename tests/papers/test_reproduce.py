@@ -335,7 +335,7 @@ def test_interrupted(
     monkeypatch.setattr("sys.argv", ["/x/papers/__main__.py", "reproduce", "a b.yaml"])
     done = invoke(tmp_path, write(tmp_path, SWEEP))
     assert done.exit_code == 130
-    assert "To go on: python -m papers reproduce 'a b.yaml'" in done.stderr
+    assert "To continue: python -m papers reproduce 'a b.yaml'" in done.stderr
     # What was made until then counts.
     records = JsonLines(tmp_path / "out/seconds.jsonl").read()
     assert [one["name"] for one in records] == ([] if at_once else ["neighbors"])

@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knnper.errors import RunError
-from knnper.experiment import FederationSettings, RunSettings, TrainingSettings
+from knnper.experiment import (
+    FederationSettings,
+    RunSettings,
+    TrainingSettings,
+)
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError
-from knnper.experiment import TrainingSettings, UtilitySelection
+from knnper.experiment import (
+    TrainingSettings,
+    UtilitySelection,
+)
 from knnper.files import JsonLines
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer

@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from knnper.embedding_model import FlatModel, split
-from knnper.experiment import Experiment, Precision, to_yaml
+from knnper.experiment import (
+    Experiment,
+    Precision,
+    to_yaml,
+)
 from knnper.networks import OptionalNorm, TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import open_workbench

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from knnper.errors import DataError, RunError
-from knnper.experiment import Experiment, load_experiment
+from knnper.experiment import (
+    Experiment,
+    load_experiment,
+)
 from knnper.predictions import FILE, Predictions
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from knnper import strategies
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import (
+    MultiStepSchedule,
+    TrainingSettings,
+)
 from knnper.records import Parts, fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.federation import Reply

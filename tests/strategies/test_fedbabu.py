@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from knnper.embedding_model import FlatModel
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import (
+    MultiStepSchedule,
+    TrainingSettings,
+)
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.fedbabu import FedBABU, FedBABUSettings
 from tests.strategies.tiny import (

@@ -15,7 +15,10 @@ from torch.nn import functional
 from knnper.data.examples import ClientData, InputSpec
 from knnper.embedding_model import FlatModel
 from knnper.errors import RunError
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import (
+    MultiStepSchedule,
+    TrainingSettings,
+)
 from knnper.networks import (
     Mlp,
     MlpSettings,

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from knnper.errors import ConfigError
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import (
+    MultiStepSchedule,
+    TrainingSettings,
+)
 from knnper.strategies.feddbe import Bias, FedDBE, FedDBESettings, ModelAndMean
 from tests.strategies.tiny import (
     KEY,

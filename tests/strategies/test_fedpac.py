@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import (
+    MultiStepSchedule,
+    TrainingSettings,
+)
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.fedpac import (

@@ -12,7 +12,11 @@ from knnper.data.examples import InputSpec
 from knnper.datastore.memory import KnnSettings
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.errors import ConfigError
-from knnper.experiment import DeviceSettings, TrainingSettings, load_experiment
+from knnper.experiment import (
+    DeviceSettings,
+    TrainingSettings,
+    load_experiment,
+)
 from knnper.models import build_model, can_be_narrower, narrower
 from knnper.networks import LeafCnnSettings, TinyCnnSettings
 from knnper.seeding import RandomKey

@@ -3,7 +3,10 @@ import torch
 
 from knnper.data.examples import ClientData
 from knnper.errors import RunError
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import (
+    MultiStepSchedule,
+    TrainingSettings,
+)
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task
 from knnper.strategies.local import Local, LocalSettings

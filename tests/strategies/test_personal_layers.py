@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from knnper.embedding_model import EmbeddingModel, FlatModel
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import (
+    MultiStepSchedule,
+    TrainingSettings,
+)
 from knnper.layers import TolerantBatchNorm2d
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload, ModelState

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import BufferedTiming, TrainingSettings
+from knnper.experiment import (
+    BufferedTiming,
+    TrainingSettings,
+)
 from knnper.settings import Choice, Settings, parse_settings
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from tests.strategies.method_checks import problems_of

@@ -20,7 +20,10 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.superlink.grid import http_grid
 
-from knnper.client.flower_node import FIRST_RETRY_S, quick_pulls
+from knnper.client.flower_node import (
+    FIRST_RETRY_S,
+    quick_pulls,
+)
 from knnper.transport import flower_protocol as ours
 from knnper.transport import messages
 from tests.fresh_process import run_fresh

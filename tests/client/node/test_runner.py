@@ -22,7 +22,12 @@ from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.nodestate import NodeState
 
 from knnper.client import flower_node as flower_supernode
-from knnper.client.flower_node import RunnerOptions, RunnerProcess, runtime_api, started
+from knnper.client.flower_node import (
+    RunnerOptions,
+    RunnerProcess,
+    runtime_api,
+    started,
+)
 from knnper.errors import RunError
 
 APP = "misbehaving_app:app"

@@ -17,7 +17,10 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.embedding_model import FlatModel
-from knnper.experiment import SgdSettings, TrainingSettings
+from knnper.experiment import (
+    SgdSettings,
+    TrainingSettings,
+)
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
 from knnper.strategies.catalogue import METHODS
