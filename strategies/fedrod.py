@@ -29,7 +29,7 @@ from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.errors import ConfigError, Problem
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
-from knnper.strategies.core.frozen import Head
+from knnper.strategies.core.frozen import HeadModel
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.optimizers import Sgd
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
@@ -89,7 +89,7 @@ class FedRoD(Method):
             )
             raise ConfigError([Problem("method.name", message)])
         # Scratch, as the task's model is: whoever uses it loads P first.
-        self._own = FlatModel(Head(module), task.model.device)
+        self._own = FlatModel(HeadModel(module), task.model.device)
         self._own.module.eval()
 
     def client_update(

@@ -1,16 +1,16 @@
 """Compression of updates: fewer bytes from a client to the server, with any method.
 
-A client sends C(Δ) in place of each tensor of its update, where Δ is its difference
-from what the client was sent. The server adds it to that again before anything else
-looks at the update: methods know nothing of it. What was not sent to the client travels
-as it is, and so do buffers such as running variances, which are few, and must not be
-off by much.
+A client sends C(Δ) in place of each tensor of its update, where Δ is the tensor's
+difference from the payload. The server adds the payload again before anything else
+reads the update, so no method needs to know of compression. Tensors that have no
+counterpart in the payload are sent uncompressed. So are buffers such as running
+variances: they are few, and errors in them do harm.
 
-A biased compressor leaves something out each time. With error feedback the client
-keeps e, what was left out, and adds it to the next difference (Stich et al. 2018,
-Algorithm 1; Karimireddy et al. 2019, Algorithm 2):
+A biased compressor loses a part of each update. With error feedback the client keeps
+the lost part e and adds it to the next difference (Stich et al. 2018, Algorithm 1;
+Karimireddy et al. 2019, Algorithm 2):
 
-    p = Δ + e,    it sends C(p),    e ← p - C(p)
+    p = Δ + e,    send C(p),    e ← p - C(p)
 """
 
 import math
@@ -47,19 +47,20 @@ from knnper.strategies.core.task import Predictor, Task
 Values = NDArray[np.float32]
 
 _BLOCK = 512
-"""Numbers that share a scale: weights of one layer mostly."""
+"""Numbers that share a scale: mostly weights of one layer."""
+_TINY = np.float32(1e-38)
 
 
 class Compressor(ABC):
-    """How a difference becomes bytes.
+    """Encodes differences as bytes, and decodes them.
 
     Attributes
     ----------
     error_feedback
-        Whether a client keeps what was left out, one more model on its disk, and adds
-        it when it takes part again. What is right on average does without.
+        Whether a client keeps the part lost by compression, one more model on its disk,
+        and adds it to its next difference. An unbiased compressor does not need it.
     settings_type
-        The settings, a frozen dataclass, of which it is made.
+        The type of its settings, a frozen dataclass.
     """
 
     error_feedback: ClassVar[bool] = True
@@ -70,32 +71,33 @@ class Compressor(ABC):
 
     @abstractmethod
     def encode(self, values: Values, rng: RandomKey) -> bytes:
-        """Return what stands for ``values``, float32 of shape (d,), all finite."""
+        """Encode ``values``, float32 of shape (d,), all finite."""
 
     @abstractmethod
     def decode(self, code: bytes, size: int) -> Values:
-        """Return what ``code`` stands for, float32 of shape (``size``,).
+        """Decode ``code`` as float32 of shape (``size``,).
 
-        ``code``: Any bytes, as a client may send anything; up to three zeros may follow
-        what `encode` returned. A `ValueError` says what is wrong with them.
+        ``code`` may be any bytes, since a client may send anything; raise ValueError if
+        it is invalid. Up to three zero bytes may follow the result of `encode`.
         """
 
 
 @dataclass(frozen=True)
 class TopKSettings(Settings):
-    """The largest differences alone.
+    """Sends the largest differences only.
 
     Attributes
     ----------
     fraction
-        Of the numbers, k / d, in (0, 1]. Each takes eight bytes instead of four.
+        k / d, the fraction of numbers sent, in (0, 1]; useful from 0.001 to 0.1. Each
+        takes eight bytes instead of four.
     """
 
     fraction: PositiveFraction = 0.01
 
 
 class TopK(Compressor):
-    """The k numbers of the largest magnitude, with their places (Stich et al. 2018)."""
+    """The k numbers of largest magnitude, with positions (Stich et al. 2018)."""
 
     settings_type = TopKSettings
     settings: TopKSettings
@@ -104,7 +106,7 @@ class TopK(Compressor):
         count, magnitudes = self._count(len(values)), np.abs(values)
         least = np.partition(magnitudes, len(values) - count)[len(values) - count]
         larger = np.flatnonzero(magnitudes > least)
-        # Of equal ones the first, whatever way they were sorted.
+        # Of equal magnitudes the first, however they were sorted.
         equal = np.flatnonzero(magnitudes == least)[: count - len(larger)]
         places = np.sort(np.concatenate([larger, equal])).astype("<i4")
         return _bytes(places, values[places].astype("<f4"))
@@ -126,22 +128,24 @@ class TopK(Compressor):
 
 @dataclass(frozen=True)
 class QuantizeSettings(Settings):
-    """Few bits a number.
+    """Sends few bits for each number.
 
     Attributes
     ----------
     bits
-        Of each number, sign included: 2 tells -1, 0 and 1 apart, times the scale.
+        Bits of each number, sign included; with 2 a number is -1, 0 or 1 times the
+        scale of its block.
     """
 
     bits: Literal[2, 4, 8] = 8
 
 
 class Quantize(Compressor):
-    """Stochastic rounding to few bits, right on average (QSGD, Alistarh et al. 2017).
+    """Unbiased stochastic rounding to few bits (QSGD, Alistarh et al. 2017).
 
     With s = 2^(bits - 1) - 1 levels and the largest magnitude m of a block of 512, x is
-    sent as sign(x) ⌊s |x| / m + u⌋, u uniform in [0, 1), of which E m/s (...) = x.
+    sent as the integer l = sign(x) ⌊s |x| / m + u⌋ with u uniform in [0, 1). It is
+    decoded as m l / s, and E[m l / s] = x.
     """
 
     error_feedback = False
@@ -177,7 +181,7 @@ class Quantize(Compressor):
 
 
 class Sign(Compressor):
-    """One bit a number: its sign, times a block's mean magnitude (EF-signSGD).
+    """One bit for each number: its sign, times a block's mean magnitude (EF-signSGD).
 
     C(p) = ‖p‖₁ / d · sign(p), Karimireddy et al. 2019, section 5, of each 512 numbers.
     """
@@ -195,22 +199,19 @@ class Sign(Compressor):
         return _scaled(signs, scales)
 
 
-_TINY = np.float32(1e-38)
-
-
 def _bytes(*arrays: NDArray[Any]) -> bytes:
     return b"".join(array.tobytes() for array in arrays)
 
 
 def _blocks(values: Values) -> Values:
-    """Return values as rows of `_BLOCK`, the last one filled up with zeros."""
+    """Return values as rows of `_BLOCK`, the last row padded with zeros."""
     missing = -len(values) % _BLOCK
     return np.pad(values, (0, missing)).reshape(-1, _BLOCK)
 
 
 def _scaled(numbers: Values, scales: Values) -> Values:
-    """Return each number times the scale of its block."""
-    # A client may send any scale: what is not finite then, is refused later.
+    """Multiply each number by the scale of its block."""
+    # A client may send any scale; updates that are not finite are rejected later.
     with np.errstate(over="ignore", invalid="ignore"):
         values: Values = numbers * np.repeat(scales, _BLOCK)[: len(numbers)]
     return values
@@ -219,7 +220,7 @@ def _scaled(numbers: Values, scales: Values) -> Values:
 def _scales_and_rest(
     code: bytes, size: int, bits: int
 ) -> tuple[Values, NDArray[np.uint8]]:
-    """Return the scale of each block, and the bytes of the numbers."""
+    """Split a code into the scale of each block and the bytes of the numbers."""
     num_scales, num_rest = math.ceil(size / _BLOCK), math.ceil(size * bits / 8)
     _require_bytes(code, 4 * num_scales + num_rest)
     payload = np.frombuffer(code, np.uint8, num_rest, 4 * num_scales)
@@ -241,27 +242,27 @@ COMPRESSION: SettingsTypes = {
 }
 OWN_COMPRESSOR = Kind(
     "a subclass of knnper.strategies.core.compression.Compressor",
-    is_right=lambda one: isinstance(one, type) and issubclass(one, Compressor),
+    is_right=lambda entry: isinstance(entry, type) and issubclass(entry, Compressor),
 )
 
 
 @dataclass(frozen=True)
 class CompressedUpdate(Record):
-    """A method's update on its way to the server."""
+    """A method's update with its tensors compressed."""
 
     num_examples: int
     train_loss: float
-    structure: str  # of the method's update, as `take_apart` has it
-    whole: dict[str, Tensor]  # what travels as it is, by path
-    # Of the other tensors: the bytes of the code, as if they were float32, and behind
-    # them the buffers.
+    structure: str  # of the method's update, by `take_apart`
+    whole: dict[str, Tensor]  # uncompressed tensors, by path
+    # Compressed tensors by path: the bytes of the code, viewed as float32, followed by
+    # the buffers.
     coded: dict[str, Tensor]
-    shapes: dict[str, tuple[int, ...]]  # of these tensors
+    shapes: dict[str, tuple[int, ...]]  # of the compressed tensors
 
 
 @dataclass(frozen=True)
 class CompressedState(Record):
-    """What a client keeps: the method's state, and what was left out so far."""
+    """A client's state: the method's state, and the error of compression so far."""
 
     structure: str  # of the method's state; empty for none
     tensors: dict[str, Tensor]
@@ -269,7 +270,7 @@ class CompressedState(Record):
 
 
 class Compressed(Personalizer):
-    """A method whose clients send compressed updates."""
+    """A method with compressed updates; a personaliser, as it wraps the method."""
 
     def __init__(self, task: Task, method: Method, choice: Choice[Settings]) -> None:
         super().__init__(task, method, choice.settings)
@@ -315,13 +316,10 @@ class Compressed(Personalizer):
         return len(code) + 4 * num_buffers
 
     def decoded(self, payload: Any, update: CompressedUpdate) -> Any:
-        """Return the method's update; a `CodecError` says why there is none.
-
-        ``payload``: What the client was sent.
-        """
+        """Decode the method's update; raise CodecError if it is invalid."""
         if not all(is_shape(list(shape)) for shape in update.shapes.values()):
             raise CodecError("expected the shapes of tensors, found others")
-        # What the tensors started from may depend on the rest of the update.
+        # The tensors' origins may depend on the other fields of the update.
         outline = {
             path: torch.zeros(1).expand(shape) for path, shape in update.shapes.items()
         }
@@ -330,18 +328,21 @@ class Compressed(Personalizer):
         for path, code in update.coded.items():
             origin = started.get(path)
             if origin is None or tuple(origin.shape) != update.shapes.get(path):
-                raise CodecError(f"{path}: expected what the client was sent, changed")
+                raise CodecError(
+                    f"{path}: found no tensor of this name and shape in the payload, "
+                    "expected one to which the update is added"
+                )
             tensors[path] = self._decoded(code, origin)
         return self._rebuilt(update, tensors)
 
     def _encoded(
         self, payload: Any, update: Any, past: Mapping[str, Tensor], rng: RandomKey
     ) -> tuple[CompressedUpdate, dict[str, Tensor]]:
-        """Return what is sent, and what is left out of it."""
+        """Compress an update; return it with the error e of each tensor."""
         started = self._origins(payload, update)
         coded: dict[str, Tensor] = {}
         left_out: dict[str, Tensor] = {}
-        # The two may be kept back by the site, which must not find them here again.
+        # A site may withhold these two figures, so the structure must not hold them.
         parts = take_apart(replace(update, num_examples=0, train_loss=math.nan))
         whole = dict(parts.tensors)
         for path, tensor in parts.tensors.items():
@@ -386,7 +387,7 @@ class Compressed(Personalizer):
         return origin + difference.view(origin.shape)
 
     def _values(self, code: bytes, count: int) -> Tensor:
-        """Return what a code stands for, float32 of shape (count,)."""
+        """Decode a code as float32 of shape (count,)."""
         values = torch.from_numpy(self._compressor.decode(code, count))
         if values.shape != (count,):
             raise ValueError(f"expected {count} numbers, found {tuple(values.shape)}")
@@ -406,7 +407,7 @@ class Compressed(Personalizer):
         return replace(rebuilt, num_examples=counts[0], train_loss=counts[1])
 
     def _own(self, state: Any) -> Any:
-        """Return the method's part of what a client keeps."""
+        """Return the method's own client state."""
         if not isinstance(state, CompressedState):
             return state
         if not state.structure:

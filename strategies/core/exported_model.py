@@ -1,4 +1,8 @@
-"""A global model in a folder of its own, with what is known of it."""
+"""An exported global model: a folder with weights and a card that describes them.
+
+The folder is what sites receive. Its fingerprint covers everything that embeddings and
+probabilities depend on, so that a store knows which model embedded it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -45,32 +49,30 @@ from knnper.weight_files import LAYOUT, VECTOR, WEIGHTS, Layout, read_layout
 
 
 class ModelError(KnnPerError):
-    """A global model is missing, damaged, or not the one that was expected."""
+    """A global model is missing, damaged, or not the expected one."""
 
     reasons = (SafeReason(Code.OTHER_MODEL),)
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """All that using a global model takes, but its weights; plain values only."""
+    """Everything needed to use a global model beside its weights; plain values only."""
 
-    name: str  # Of the experiment that trained it
-    model: Mapping[str, Any]  # The section ``model``, less ``weights``
-    precision: Precision  # Of forward passes
-    evaluation_batch_size: int  # Images in one forward pass where nothing is trained
-    # That torch used in each process of the run: for another number the last bits may
-    # be others.
+    name: str  # of the experiment that trained it
+    model: Mapping[str, Any]  # the section ``model`` without ``weights``
+    precision: Precision  # of forward passes
+    evaluation_batch_size: int  # images in one forward pass without training
+    # Threads of torch in each process of the run; another number may change the last
+    # bits.
     num_threads: int
-    seed: int  # The experiment's
-    spec: InputSpec  # Shape and type of the input, number of classes, normalisation
-    class_names: tuple[str, ...]  # One for each label
-    # What the features of a row are called, in order; empty for images.
-    feature_names: tuple[str, ...]
-    method: str  # Title of the method that trained it
-    num_rounds: int  # How long
-    # How a client remembers: the memory in the experiment's ``personalization``, else
-    # what kNN-Per does by default, with leave-one-out for clients with little
-    # validation data.
+    seed: int  # of the experiment
+    spec: InputSpec  # shape and type of the input, number of classes, normalisation
+    class_names: tuple[str, ...]  # one for each label
+    feature_names: tuple[str, ...]  # names of a row's columns; empty for images
+    method: str  # title of the method that trained it
+    num_rounds: int  # rounds of training
+    # Settings of a client's memory: those in the experiment's ``personalization``, else
+    # `default_memory`.
     memory: KnnSettings
 
     def __post_init__(self) -> None:
@@ -78,12 +80,12 @@ class ModelCard:
 
     @property
     def learned(self) -> SiteTask:
-        """What the model knows about the data, as sites agree on it."""
+        """The input, classes and features of the model, on which sites must agree."""
         return SiteTask(self.spec, self.class_names, self.feature_names)
 
     def architecture(self, door: Door = CLOSED) -> Choice[Settings]:
-        """Return the section ``model``; what is a user's comes through ``door``."""
-        # The card of a model in this format leaves it out.
+        """Return the section ``model``; a user's own code is opened by ``door``."""
+        # Cards omit this memory format.
         settings = {"memory_format": "channels_last", **self.model}
         name, source = str(settings.pop("name", None)), str(settings.pop(SOURCE, ""))
         problems, parsed, own_code = list[Problem](), None, None
@@ -101,8 +103,8 @@ class ModelCard:
             wrong = "; ".join(map(str, problems))
         if parsed is None:
             raise ModelError(
-                f"the model is not what this version takes ({wrong}); install the "
-                "version of this software that made it"
+                f"this version of the software cannot build the model ({wrong}); "
+                "install the version that exported it"
             )
         choice = Choice(
             name, parsed, None if own_code is None else own_code.entry, source
@@ -111,10 +113,14 @@ class ModelCard:
 
 
 CARD = TypeAdapter(ModelCard)
-SOURCE = "sha256 of the source"  # in the section ``model``; no setting is called so
+SOURCE = "sha256 of the source"  # key in the section ``model`` for a user's own model
+FORMAT = 1  # of the folder of an exported model
+DESCRIPTION = "model.json"
+MOST_FROZEN = 2**28
+"""The most frozen numbers of a network beside its file of weights; 1 GB as float32."""
 
-# Settings that models were given later, with what a model without them has: a card
-# leaves them out then, so that a model keeps its fingerprint, and stores their model.
+# Settings that cards omit at these values, so that the fingerprint of a model, and with
+# it the stores that the model embedded, stay valid.
 _LATER: Mapping[str, Mapping[str, object]] = {
     "tiny_cnn": {"norm": "none", "num_poolings": 1},
     "leaf_cnn": {"norm": "none"},
@@ -148,7 +154,7 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
 
 
 def _memory_of(settings: Settings) -> KnnSettings | None:
-    """Return the memory in a personalisation, the first of several; None without."""
+    """Return the first settings of a memory in a personalisation, or None."""
     if isinstance(settings, AutoSettings):
         memories = (_memory_of(candidate.settings) for candidate in settings.candidates)
         return next(filter(None, memories), None)
@@ -159,7 +165,10 @@ def _memory_of(settings: Settings) -> KnnSettings | None:
 
 @dataclass(frozen=True)
 class _Identity(Record):
-    """All that an embedding depends on but the image; fingerprints have its names."""
+    """Everything beside the image that an embedding depends on.
+
+    The names of the fields enter the fingerprint.
+    """
 
     weights: Tensor
     model: dict[str, object]
@@ -172,7 +181,7 @@ class _Identity(Record):
 
 @dataclass(frozen=True)
 class _FeatureIdentity(Record):
-    """The same for an input of another type, which is normalised otherwise."""
+    """The identity for inputs that are no images, with their type."""
 
     identity: _Identity
     dtype: str
@@ -198,7 +207,7 @@ def fingerprint_of(card: ModelCard, weights: Tensor) -> str:
 
 
 def _hashable(value: Any) -> Any:
-    """Return a plain value as records hold it: tuples for lists."""
+    """Convert lists to tuples, as records require."""
     if isinstance(value, list | tuple):
         return tuple(_hashable(item) for item in value)
     if isinstance(value, Mapping):
@@ -208,14 +217,14 @@ def _hashable(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class StoredModel:
-    """A trained model as files hold it: no code of it has been run."""
+    """A trained model as read from files, before any code of it runs."""
 
-    card: ModelCard  # What is known of it
+    card: ModelCard
     weights: Tensor  # w, shape (num_weights,)
-    # SHA-256, in hexadecimal, of all that φ and the head depend on: the weights, the
-    # model's name and settings, how images are normalised, and the precision.
+    # SHA-256, in hexadecimal, of weights, model name and settings, normalisation and
+    # precision.
     fingerprint: str
-    # Where tensors lie in ``weights``, as `Layout` writes it; empty if it is not known.
+    # Positions of the tensors in ``weights``, by `Layout`; empty if unknown.
     layout: str = field(default="", kw_only=True)
 
 
@@ -223,7 +232,7 @@ class StoredModel:
 class GlobalModel(StoredModel):
     """φ and the head of a trained model; made by `global_model` or `load_model`."""
 
-    task: Task  # Runs it. Any number of threads may use it at a time once it has run.
+    task: Task  # runs the model; thread-safe after the first pass
 
     def embed(self, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p), of inputs (n, h, w, ch)."""
@@ -240,19 +249,19 @@ class GlobalModel(StoredModel):
 
     @property
     def spec(self) -> InputSpec:
-        """What the model knows about the data."""
+        """Shape and type of the input, number of classes, normalisation."""
         return self.card.spec
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One for each label."""
+        """The class names, one for each label."""
         return self.card.class_names
 
 
 def global_model(
     experiment: Experiment, task: Task, learned: SiteTask, weights: Tensor
 ) -> GlobalModel:
-    """Return the model that a run of ``experiment`` ended with."""
+    """Make the global model of a finished run of ``experiment``."""
     card = card_of(experiment, learned)
     layout = Layout.of(task.model).to_json()
     fingerprint = fingerprint_of(card, weights)
@@ -260,7 +269,7 @@ def global_model(
 
 
 def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> GlobalModel:
-    """Return the model that a card describes; its own ``architecture``, opened."""
+    """Build the model that a card describes, with its opened ``architecture``."""
     card, weights = stored.card, stored.weights
     _require_stated_size(architecture, card.spec, weights)
     task = build_task(
@@ -275,14 +284,13 @@ def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> Global
     return GlobalModel(card, weights, stored.fingerprint, task, layout=layout)
 
 
-MOST_FROZEN = 2**28
-"""Numbers of a network beside those in the file of its weights; 1 GB as float32."""
-
-
 def _require_stated_size(
     architecture: Choice[Settings], spec: InputSpec, weights: Tensor
 ) -> None:
-    """Refuse a card whose network does not have the size of the file of weights."""
+    """Check that the network of a card has the size of the file of weights.
+
+    Done before the network is built, so that no card can fill the memory.
+    """
     size = network_size(architecture, spec)
     if size is None:
         return
@@ -290,13 +298,13 @@ def _require_stated_size(
         _require_weights(weights, size)
     elif size > len(weights) + MOST_FROZEN:
         raise ModelError(
-            f"the model has {size} numbers, of which its file holds {len(weights)}; "
-            f"expected at most {MOST_FROZEN} more than the file, which are frozen"
+            f"the model has {size} numbers and its file {len(weights)}; expected at "
+            f"most {MOST_FROZEN} frozen numbers beside the file"
         )
 
 
 def _require_weights(weights: Tensor, count: int) -> None:
-    """Refuse weights of another number or type than a network has."""
+    """Check that weights have the number and type of a network's."""
     if tuple(weights.shape) != (count,) or weights.dtype != torch.float32:
         raise ModelError(
             f"expected weights of shape {(count,)} and type float32, found "
@@ -310,7 +318,7 @@ def ends_with_global_model(experiment: Experiment) -> bool:
 
 
 def require_global_model(experiment: Experiment, source: str) -> None:
-    """Refuse a method that does not end with one trained model for all clients."""
+    """Raise RunError if the method does not end with one model for all clients."""
     if not ends_with_global_model(experiment):
         title = method_of(experiment.method).title
         raise RunError(
@@ -321,30 +329,24 @@ def require_global_model(experiment: Experiment, source: str) -> None:
 
 
 def require_fingerprint(model: StoredModel, expected: str, source: str) -> None:
-    """Refuse a model that is not the one that was announced."""
+    """Raise ModelError if a model does not have the expected fingerprint."""
     if model.fingerprint != expected:
         raise ModelError(
             f"{source}: expected the model {expected[:12]}, found "
-            f"{model.fingerprint[:12]}; it was damaged or replaced on "
-            "its way, or the two sides run different versions. Get it again from where "
-            "it was exported"
+            f"{model.fingerprint[:12]}; it was damaged or replaced in transit, or the "
+            "two sides run different versions. Download it again from its source"
         )
 
 
-FORMAT = 1
-
-DESCRIPTION = "model.json"
-
-
 def is_model_folder(folder: Path) -> bool:
-    """Return whether ``folder`` is, or should be, a model's."""
+    """Return whether ``folder`` contains a model's description."""
     return (folder / DESCRIPTION).is_file()
 
 
 def save_model(folder: Path, model: StoredModel) -> None:
-    """Write ``model`` to ``folder``: complete on disk, or not there, at any time.
+    """Write ``model`` to ``folder`` atomically.
 
-    Where the very same model is there already, nothing is done.
+    A folder with the same model is left unchanged.
     """
     if folder.exists():
         if not is_model_folder(folder):
@@ -359,8 +361,8 @@ def save_model(folder: Path, model: StoredModel) -> None:
             )
         if existing.card.learned != model.card.learned:
             raise ModelError(
-                f"{folder} holds the model with other names of classes or features, as "
-                "an earlier version wrote them; give another folder"
+                f"{folder} holds the model with other names of classes or features; "
+                "give another folder"
             )
         return
     with whole_folder(folder) as draft:
@@ -379,17 +381,17 @@ def save_model(folder: Path, model: StoredModel) -> None:
 
 
 def load_model(folder: Path, door: Door = CLOSED) -> GlobalModel:
-    """Return the model in ``folder``, verified by its fingerprint.
+    """Load the model in ``folder``, verified by its fingerprint.
 
-    What its card names of users' code, and of networks that others trained, comes
-    through the ``door`` alone.
+    Users' own code and pretrained networks that its card names are opened by ``door``
+    only.
     """
     stored = read_model(folder)
     return model_of_card(stored, stored.card.architecture(door))
 
 
 def read_model(folder: Path) -> StoredModel:
-    """Return what the files in ``folder`` hold, verified by its fingerprint."""
+    """Read the model files in ``folder``, verified by the fingerprint; run no code."""
     require_plain(folder)
     card, expected = _card(folder / DESCRIPTION)
     path = folder / WEIGHTS
@@ -399,7 +401,7 @@ def read_model(folder: Path) -> StoredModel:
         raise ModelError(
             f"{path} cannot be read ({error}); export the model again"
         ) from error
-    # The layout in memory shows in the last bits of products.
+    # Contiguous, since the memory layout affects the last bits of products.
     copied = weights.clone(memory_format=torch.contiguous_format)
     fingerprint, layout = fingerprint_of(card, copied), read_layout(path)
     model = StoredModel(card, copied, fingerprint, layout=layout)
@@ -408,7 +410,7 @@ def read_model(folder: Path) -> StoredModel:
 
 
 def _card(path: Path) -> tuple[ModelCard, str]:
-    """Return card and fingerprint of the model that ``path`` describes."""
+    """Read card and fingerprint from a model's description."""
     try:
         document = parse_json(path.read_text(encoding="utf-8"))
         version = document.get("format")
@@ -426,6 +428,6 @@ def _card(path: Path) -> tuple[ModelCard, str]:
         ) from error
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(
-            f"{path} cannot be read, or is not what this version of the software "
-            f"writes ({error}); export the model again"
+            f"{path} cannot be read, or was written by another version of the software "
+            f"({error}); export the model again"
         ) from error

@@ -1,9 +1,9 @@
-"""Training on what the frozen first part of a network computed once.
+"""Training behind the frozen first part of a network, on activations computed once.
 
-Where a head alone is trained, or the last blocks, what goes into them is the same in
-every round. A client's examples are then these activations, and the model is the rest
-of the network: every method trains it, and every predictor runs it, without a pass
-through the frozen part. What is exported and served has the whole network again.
+If only the head or the last blocks are trained, their inputs are the same in every
+round. A client's examples are then replaced by these activations and the model by its
+trained part, so that neither methods nor predictors run the frozen part. The exported
+model is the whole network again.
 """
 
 import copy
@@ -33,16 +33,21 @@ from knnper.files import UNFINISHED
 from knnper.settings import Choice, Settings, plain
 from knnper.strategies.core.task import Task
 
+_MOST_NUMBERS = 2**14  # of an activation; 64 KiB, or 4 GB for 60,000 inputs
+_ROWS = "rows.npy"
+_BATCHES_AT_ONCE = 8
+_IMAGES_AT_ONCE = 4096
+
 log = logging.getLogger(__name__)
 
 
-class Head(EmbeddingModel):
-    """The head of a network alone, whose inputs are embeddings."""
+class HeadModel(EmbeddingModel):
+    """The head of a network as a model of its own; its inputs are embeddings."""
 
     def __init__(self, network: EmbeddingModel) -> None:
         super().__init__()
         self.features = nn.Flatten()
-        # Each has a vector of weights of its own.
+        # A copy, since each model has its own vector of weights.
         self.classifier = copy.deepcopy(network.classifier)
         self.embedding_dim = network.embedding_dim
         self.num_classes = network.num_classes
@@ -50,40 +55,40 @@ class Head(EmbeddingModel):
         self.memory_format = network.memory_format
 
 
-def _behind(network: EmbeddingModel, shape: torch.Size) -> EmbeddingModel:
-    """Return what a network has behind its frozen part.
+def _trained_part_of(network: EmbeddingModel, shape: torch.Size) -> EmbeddingModel:
+    """Return a copy of the part of a network behind its frozen part.
 
-    Its inputs are rows of q numbers, (n, q, 1, 1), each of which the frozen part
-    returned in this shape.
+    Its inputs are rows of q numbers, (n, q, 1, 1): outputs of the frozen part, of this
+    ``shape`` each.
     """
     if network.body_is_frozen:
-        return Head(network)
+        return HeadModel(network)
     trained_part = copy.deepcopy(network)
-    _pass_on_frozen(trained_part, trained_part.trained or frozenset())
+    _remove_frozen(trained_part, trained_part.trained or frozenset())
 
     def shaped(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        # A copy: the first layer may work in place.
+        # A copy, since the first layer may work in place.
         return inputs[0].reshape(-1, *shape).clone()
 
     trained_part.features.register_forward_pre_hook(shaped)
     return trained_part
 
 
-def _pass_on_frozen(module: nn.Module, trained: frozenset[nn.Module]) -> None:
-    """Let all parts that are frozen return their input."""
+def _remove_frozen(module: nn.Module, trained: frozenset[nn.Module]) -> None:
+    """Remove all frozen parts, or replace them by identities."""
     for name, part in [*module.named_children()]:
         if part in trained:
             continue
         if trained & {*part.modules()}:
-            _pass_on_frozen(part, trained)
+            _remove_frozen(part, trained)
         elif type(module).forward is nn.Sequential.forward:
-            delattr(module, name)  # the others keep their names
+            delattr(module, name)  # the other children keep their names
         else:
             setattr(module, name, nn.Identity())
 
 
-def _enters(network: EmbeddingModel, x: Tensor) -> Tensor:
-    """Return what goes into the first trained module, of normalised inputs (n, ...)."""
+def _activations(network: EmbeddingModel, x: Tensor) -> Tensor:
+    """Return the input of the first trained module, for normalised inputs (n, ...)."""
     if network.body_is_frozen:
         return network.embed(x)
     trained = network.trained or frozenset()
@@ -92,11 +97,11 @@ def _enters(network: EmbeddingModel, x: Tensor) -> Tensor:
     return entering
 
 
-def _rest(task: Task) -> tuple[FlatModel, int] | None:
-    """Return the network behind the frozen part, and q, the numbers that go into it.
+def _split_off_frozen(task: Task) -> tuple[FlatModel, int] | None:
+    """Return the network behind the frozen part, and q, the size of its inputs.
 
-    None where what is frozen is no first part of the network: the two together must
-    give what the network does.
+    Returns None if the frozen modules are no first part of the network. This is tested
+    on a sample: both parts together must compute the same as the network.
     """
     network, spec, device = task.model.module, task.spec, task.model.device
     shape, generator = (2, *spec.image_shape), torch.Generator().manual_seed(0)
@@ -105,35 +110,33 @@ def _rest(task: Task) -> tuple[FlatModel, int] | None:
     try:
         with torch.no_grad():
             expected = network.eval().embed(inputs)
-            entering = _enters(network, inputs)
-            trained_part = _behind(network, entering.shape[1:]).eval()
-            rows = entering.flatten(start_dim=1)
+            activations = _activations(network, inputs)
+            trained_part = _trained_part_of(network, activations.shape[1:]).eval()
+            rows = activations.flatten(start_dim=1)
             outputs = trained_part.embed(rows[:, :, None, None])
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         return None
     if outputs.shape != expected.shape:
         return None
-    # No more than rounding apart.
+    # Equal except for rounding.
     is_same = (outputs - expected).abs().max() <= 1e-3 * expected.abs().max()
     return (FlatModel(trained_part, device), rows.shape[1]) if is_same else None
 
 
-_MOST_NUMBERS = 2**14  # 64 KiB: 4 GB for 60,000 inputs
-
-
 def of_embeddings(task: Task) -> Task:
-    """Return the task of training on what the frozen first part computes.
+    """Return the task of training on the activations of the frozen first part.
 
     Its weights, (num_weights,), are those of ``task``. Inputs are float32 of shape (n,
-    1, 1, q), for a head alone φ(x). Where it cannot be, it is ``task`` itself.
+    1, 1, q); if the head alone is trained, they are φ(x). Returns ``task`` itself if
+    the network cannot be split, and logs the reason.
     """
     network = task.model.module
-    if network.trained is None or (trained_part := _rest(task)) is None:
+    if network.trained is None or (trained_part := _split_off_frozen(task)) is None:
         return task
     if task.training.augmentation != "none":
         log.warning(
-            "the frozen network runs in every step, as images are changed at random: "
-            "with training.augmentation none each would be embedded once"
+            "the frozen network runs in every step, because images are augmented; with "
+            "training.augmentation none each would be embedded once"
         )
         return task
     overridden = ("head", "losses", "position_losses")
@@ -142,13 +145,13 @@ def of_embeddings(task: Task) -> Task:
         for name in overridden
     )
     if overrides or not network.learns_from_embeddings:
-        log.warning("the frozen network runs in every step, as its loss needs it to")
+        log.warning("the frozen network runs in every step, because its loss needs it")
         return task
     flat, width = trained_part
     if width > _MOST_NUMBERS:
         log.warning(
-            "the frozen blocks run in every step, as %d numbers go into the trained "
-            "ones: more than the %d an input that are kept on disk",
+            "the frozen blocks run in every step, because their output has %d numbers "
+            "for each input; at most %d are stored",
             *(width, _MOST_NUMBERS),
         )
         return task
@@ -168,14 +171,24 @@ def embeddings_of(
     spec: InputSpec,
     root: Path | None = None,
 ) -> NDArray[np.float32]:
-    """Return what the frozen part makes of inputs (n, h, w, ch), memory-mapped.
+    """Return the activations of the frozen part, memory-mapped, (n, 1, 1, q), float32.
 
-    float32, shape (n, 1, 1, q). They are computed where the cache, or the folder
-    ``root``, does not have them; what was computed before an interruption is not
-    computed again. ``model`` is what ``task`` trains the rest of, and ``spec`` what
-    `of_embeddings` says of them.
+    They are read from the cache, or the folder ``root``, or computed and written there.
+    An interrupted computation continues where it stopped.
+
+    Parameters
+    ----------
+    images
+        Inputs, shape (n, h, w, ch).
+    task
+        The task with the whole network.
+    model
+        The section ``model`` of the experiment.
+    spec
+        Form of the activations, from `of_embeddings`.
     """
-    left_out = ("weights", "frozen")  # where they are from, and what is told below
+    # ``weights`` is a path, and ``frozen`` enters the key apart.
+    left_out = ("weights", "frozen")
     chosen = {
         key: setting for key, setting in plain(model).items() if key not in left_out
     }
@@ -195,7 +208,7 @@ def embeddings_of(
         parts = folder.with_name(f"{folder.name.removesuffix(UNFINISHED)}.parts")
         parts.mkdir(exist_ok=True)
         rows = RowFile(folder / _ROWS, spec.image_shape, np.dtype(np.float32))
-        for part in _computed(images, task, spec, parts):
+        for part in _compute_parts(images, task, spec, parts):
             rows.append(part.reshape(-1, *spec.image_shape))
         rows.finish()
         shutil.rmtree(parts)
@@ -211,18 +224,14 @@ def embeddings_of(
     return cached("embeddings", source, read, fill, root)
 
 
-_ROWS = "rows.npy"
-_BATCHES_AT_ONCE = 8
-
-
-def _computed(
+def _compute_parts(
     images: NDArray[Any], task: Task, spec: InputSpec, parts: Path
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield rows (m, q), which are kept in the folder ``parts`` meanwhile."""
+    """Yield rows (m, q), each also saved in the folder ``parts`` for a restart."""
 
-    def compute(some: Tensor) -> Tensor:
-        entering = _enters(task.model.module.eval(), task.normalize(some))
-        return entering.flatten(start_dim=1)
+    def compute(batch: Tensor) -> Tensor:
+        activations = _activations(task.model.module.eval(), task.normalize(batch))
+        return activations.flatten(start_dim=1)
 
     at_once = _BATCHES_AT_ONCE * task.evaluation_batch_size
     starts = range(0, len(images), at_once)
@@ -231,8 +240,8 @@ def _computed(
     for start in bar:
         file = parts / f"{start:09d}.npy"
         if not file.exists():
-            some = torch.from_numpy(np.array(images[start : start + at_once]))
-            embeddings = task.in_batches(some, compute, spec.image_shape[-1]).numpy()
+            part = torch.from_numpy(np.array(images[start : start + at_once]))
+            embeddings = task.in_batches(part, compute, spec.image_shape[-1]).numpy()
             draft = file.with_suffix(".draft.npy")
             np.save(draft, embeddings)
             draft.rename(file)
@@ -240,7 +249,7 @@ def _computed(
 
 
 def digest_of(images: NDArray[Any]) -> str:
-    """Return a fingerprint of numbers, in parts: they may be more than memory."""
+    """Return the SHA-256 of an array, read in parts, as it may exceed the memory."""
     digest = hashlib.sha256(f"{images.dtype} {images.shape}".encode())
     for start in range(0, len(images), _IMAGES_AT_ONCE):
         digest.update(
@@ -249,13 +258,10 @@ def digest_of(images: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-_IMAGES_AT_ONCE = 4096
-
-
 def embedded(
     dataset: Dataset, task: Task, model: Choice[Settings], spec: InputSpec
 ) -> Dataset:
-    """Return a data set whose inputs are their embeddings; see `embeddings_of`."""
+    """Replace the inputs of a data set by their activations; see `embeddings_of`."""
     train, test = (
         replace(split, images=embeddings_of(split.images, task, model, spec))
         for split in (dataset.train, dataset.test)
@@ -270,6 +276,6 @@ def embedded_examples(
     spec: InputSpec,
     root: Path,
 ) -> Examples:
-    """Return a site's examples as their embeddings; see `embeddings_of`."""
+    """Replace a site's inputs by their activations; see `embeddings_of`."""
     embeddings = embeddings_of(examples.images.numpy(), task, model, spec, root)
     return Examples(torch.from_numpy(np.array(embeddings)), examples.labels)
