@@ -1,29 +1,33 @@
-"""Agnostic FL: one model for the worst mixture of the domains that clients belong to.
+"""Agnostic FL: one global model for the worst mixture of the clients' domains.
 
 Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm
-Stochastic-AFL; Mansour et al. 2020, appendices B.2 and F.2. For domains d with mean
-losses L_d the game
+Stochastic-AFL; Mansour et al. 2020, appendices B.2 and F.2. A domain is a client, a
+group of clients or a label. For domains d with mean losses L_d the game
 
     min_w max_λ Σ_d λ_d L_d(w),    λ in the simplex,
 
-is played by stochastic gradient steps: a descent on w and, at the same point,
+is solved by stochastic gradient steps: a descent on w and, at the same point,
 
     λ ← Π(λ + γ_λ L(w)),    Π the projection onto the simplex.
 
 In the federated form (Ro et al., "Communication-Efficient Agnostic Federated
-Averaging", 2021) clients make several local steps. With p_d the share of domain d in
-all examples, an example of d has the factor λ_d / p_d: in its client's loss, where the
-client has several domains, and in the client's weight in the mean of the models. λ
-begins as p, so that γ_λ = 0 is FedAvg.
+Averaging", 2021) clients make several local steps. With p_d the fraction of all
+examples that are of domain d, an example of d has the factor λ_d / p_d. The factor acts
+on the example's loss if its client has several domains, and on the client's weight in
+the mean of the models. λ starts at p, so that γ_λ = 0 is FedAvg.
 
-p is that of the clients heard of so far, and λ is over their domains. Of D domains S
-reply in a round; with the mean loss b of the round before, the step on λ takes
-(D / S) (L_d - b) for these and 0 for the others. That is the paper's stochastic
-gradient, which draws one domain, for any number of them; b, which the projection takes
-out of a full gradient, keeps those that replied from gaining on all that did not.
-Departures: the sum over replies is renormalised, as in FedAvg; replies of which no
-example has a λ_d leave w as it is. The paper averages w and λ over all rounds; here the
-last ones are used.
+p counts the clients that have replied so far, and λ covers their domains. If S of the D
+domains reply in a round, the step on λ takes (D / S) (L_d - b) for these and 0 for the
+others, with b the mean loss of the previous round. This is the paper's stochastic
+gradient, which draws one domain, for any number of domains. Subtracting b changes
+nothing in a full gradient, because the projection removes it; here it keeps domains
+that replied from gaining on all others.
+
+Departures from the paper:
+
+- The sum over replies is renormalised, as in FedAvg.
+- If no example of any reply has λ_d > 0, w stays unchanged.
+- The paper averages w and λ over all rounds; here the last values are used.
 """
 
 from collections import Counter
@@ -49,18 +53,19 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class AgnosticSettings(Settings):
-    """What the domains are, and how fast their weights move.
+    """The domains, and the learning rate of their weights.
 
     Attributes
     ----------
     domain
-        ``client``: each client is one, or each of ``groups``. ``label``: each label is.
+        ``client``: each client is a domain, or each of ``groups``. ``label``: each
+        label is a domain.
     groups
-        Names of seen clients that are one domain together, by the domain's name; a
-        client in none of them is a domain of its own.
+        Names of the seen clients in each group, by the group's name. A client in no
+        group is a domain of its own.
     domain_learning_rate
-        γ_λ, the step on λ for a loss of 1; 0.05 in three-approaches, appendix F.2,
-        with two domains; less for many. 0 is FedAvg.
+        γ_λ, the step on λ for a loss of 1; 0.05 in Mansour et al. 2020, appendix F.2,
+        with two domains; smaller for many. 0 is FedAvg.
     """
 
     domain: Literal["client", "label"] = "client"
@@ -70,15 +75,16 @@ class AgnosticSettings(Settings):
 
 @dataclass(frozen=True)
 class AgnosticState(Record):
-    """The server's state. A domain is a group of clients and a kind of example."""
+    """The server's state. A domain is a group of clients and a kind of example.
+
+    If domains are clients there is one kind; if they are labels there is one group.
+    """
 
     weights: Tensor  # w, shape (num_weights,)
-    # λ_d / p_d, shape (num_groups, num_kinds); 1 where nothing is known yet. There is
-    # one kind where domains are clients, one group where they are labels.
-    factors: Tensor
-    group_of: dict[str, int]  # The group of each seen client, by name
-    # How many training examples of each kind each seen client has, in the order of
-    # ``group_of``: shape (num_clients, num_kinds), 0 until it has replied.
+    factors: Tensor  # λ_d / p_d, shape (num_groups, num_kinds); 1 if unknown yet
+    group_of: dict[str, int]  # the group of each seen client, by name
+    # Training examples of each kind, shape (num_clients, num_kinds), in the order of
+    # ``group_of``; 0 until a client has replied.
     examples: Tensor
     typical_loss: float  # b, the mean over the domains that replied in the last round
 
@@ -88,17 +94,15 @@ class AgnosticPayload(Record):
     """The payload of a client."""
 
     weights: Tensor  # w, shape (num_weights,)
-    # λ_d / p_d of each label; None where all examples of a client are of one domain.
-    label_factors: Tensor | None
+    label_factors: Tensor | None  # λ_d / p_d of each label; None if domains are clients
 
 
 @dataclass(frozen=True)
 class AgnosticUpdate(ModelUpdate):
     """The update of a client."""
 
-    shares: Tensor  # The part of its examples that is of each kind, shape (num_kinds,)
-    # Mean loss of w, as received, on those, shape (num_kinds,); 0 without any.
-    losses: Tensor
+    shares: Tensor  # the fraction of its examples of each kind, shape (num_kinds,)
+    losses: Tensor  # mean loss of the received w by kind, shape (num_kinds,); 0 if none
 
 
 class Agnostic(FedAvg):
@@ -162,18 +166,22 @@ class Agnostic(FedAvg):
         for client, update in updates:
             group = state.group_of[client]
             shares = update.shares.double().clamp_min(0)
-            found = update.num_examples * shares / denominator(shares.sum())
-            examples[rows[client]] = found
-            counts[group] += found
-            losses[group] += found * update.losses.double()
-            # A quotient of equal sums where the factors are 1: exactly 1.
-            factor = float((found * state.factors[group]).sum() / found.sum())
+            kind_counts = update.num_examples * shares / denominator(shares.sum())
+            examples[rows[client]] = kind_counts
+            counts[group] += kind_counts
+            losses[group] += kind_counts * update.losses.double()
+            # Exactly 1 if all factors are 1, since the two sums are equal then.
+            factor = float(
+                (kind_counts * state.factors[group]).sum() / kind_counts.sum()
+            )
             if factor > 0:
                 mean.add(update.weights, update.num_examples * factor)
                 is_moved = True
         weights = mean.result() if is_moved else state.weights
         moved = replace(state, weights=weights, examples=examples)
-        return _ascended(moved, losses, counts, self.settings.domain_learning_rate)
+        return _step_on_domains(
+            moved, losses, counts, self.settings.domain_learning_rate
+        )
 
     def update_problem(
         self, payload: AgnosticPayload, update: AgnosticUpdate
@@ -198,10 +206,10 @@ class Agnostic(FedAvg):
         return [Problem("method.groups", message) for message in messages]
 
 
-def _ascended(
+def _step_on_domains(
     state: AgnosticState, loss_sums: Tensor, counts: Tensor, rate: float
 ) -> AgnosticState:
-    """Return the state after the step on λ, with p as in its ``examples``."""
+    """Make the step on λ, with p from the state's ``examples``."""
     groups = torch.tensor(list(state.group_of.values()))
     totals = torch.zeros_like(counts).index_add_(0, groups, state.examples.double())
     known, present = totals > 0, counts > 0
@@ -211,7 +219,7 @@ def _ascended(
     excess = (losses - state.typical_loss).where(present, 0.0)[known]
     share = totals[known] / totals.sum()
     before = state.factors[known] * share
-    # Over the domains known by now, of which there may be more than in the last round.
+    # Renormalised, since more domains may be known than in the last round.
     before = before / denominator(before.sum())
     scale = known.sum() / present.sum()
     factors = torch.ones_like(state.factors)
@@ -223,12 +231,12 @@ def _ascended(
 def groups_of(
     clients: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:
-    """Return the number of the group of each client: a named one or its own."""
+    """Return the number of each client's group, which is named or its own."""
     empty = [name for name, members in groups.items() if not {*members} & {*clients}]
     if empty:
         message = (
-            f"found none of the seen clients in {', '.join(empty)}, expected one at "
-            f"least; seen clients are called {', '.join(clients[:3])} and so on"
+            f"found none of the seen clients in {', '.join(empty)}, expected at least "
+            f"one; seen clients are named {', '.join(clients[:3])} and so on"
         )
         raise ConfigError([Problem("method.groups", message)])
     named = {client: name for name, members in groups.items() for client in members}
@@ -240,7 +248,7 @@ def groups_of(
 def shares_and_losses(
     task: Task, weights: Tensor, examples: Examples, kinds: Tensor, num_kinds: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the share of each kind of example, and its mean loss; 0 without any."""
+    """Return the fraction and the mean loss of each kind of example; 0 without any."""
     losses = task.losses(weights, examples)
     counts = torch.bincount(kinds, minlength=num_kinds)
     sums = torch.zeros(num_kinds).index_add_(0, kinds, losses)
@@ -250,7 +258,7 @@ def shares_and_losses(
 def example_weights_of(
     label_factors: Tensor | None, examples: Examples
 ) -> Tensor | None:
-    """Return each example's factor, shape (n,), with mean 1; or all 0."""
+    """Return each example's factor, shape (n,), with mean 1 unless all are 0."""
     if label_factors is None:
         return None
     factors = label_factors[examples.labels]
@@ -263,7 +271,7 @@ def project_to_simplex(point: Tensor) -> Tensor:
     Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient Projections onto the l1-Ball for
     Learning in High Dimensions", ICML 2008, Figure 1.
     """
-    # The same for any shift of all coordinates: large ones would swallow the 1.
+    # A shift of all coordinates changes nothing, and large ones would lose the 1.
     shifted = point - point.max()
     descending = shifted.sort(descending=True).values
     thresholds = (descending.cumsum(0) - 1) / torch.arange(1, len(point) + 1)

@@ -2,26 +2,28 @@
 
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1; a
 baseline of Marfoq et al. 2022 (section 5). A client trains w, its copy of the global
-model, and v, a model of its own, on the same mini-batches ξ:
+model, and v, its personal model, on the same mini-batches ξ:
 
     v̄ = α v + (1 - α) w
     v ← v - η α ∇f(v̄; ξ)
     w ← w - η ∇f(w; ξ)
 
-The server averages the w, as in FedAvg; v stays with the client, which is served v̄.
-With an adaptive α each step also makes α ← α - η ⟨v - w, ∇f(v̄; ξ)⟩, clipped to [0, 1].
+The server averages the w, as in FedAvg. v stays with the client, which serves v̄. With
+an adaptive α each step also makes α ← α - η ⟨v - w, ∇f(v̄; ξ)⟩, clipped to [0, 1].
 
-With α = 0 clients are served FedAvg's model; with α = 1 what Local trains on the same
-mini-batches. w is FedAvg's whatever α is, in every bit. A seen client serves the v of
-its last round, which never trained on its validation split; an unseen client trains one
-on both splits.
+With α = 0 clients serve FedAvg's model; with α = 1 they serve the model of `local` for
+the same mini-batches. w is FedAvg's in every bit, for any α. A seen client serves the v
+of its last round, which was not trained on its validation split; an unseen client
+trains v on both splits.
 
-Departures: v starts from the global model that the client is sent on its first visit,
-not from the initial one. The mean of the w weights each client by its number of
-examples; the paper weights clients equally. Buffers such as BatchNorm's running
-statistics have no gradient: v's follow the passes at v̄, and v̄ is served with them, but
-with w's where α is 0. The authors' code adapts α once a round; here, as in their
-formula, each step does.
+Departures from the paper:
+
+- v starts from the global model of the client's first round, not from the initial one.
+- The mean of the w weights clients by their examples; the paper weights them equally.
+- Buffers such as BatchNorm's running statistics have no gradient. The buffers of v
+  follow the passes at v̄, and v̄ is served with them; with α = 0 it is served with w's.
+- α adapts in each step, as in the paper's formula; the authors' code adapts it once a
+  round.
 """
 
 from dataclasses import dataclass
@@ -46,18 +48,18 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class ApflSettings(Settings):
-    """How much of a client's model is its own.
+    """The personal share of a client's model.
 
     Attributes
     ----------
     mixing_weight
-        α; the grid of Marfoq et al. 2022 is 0.1, 0.3, 0.5, 0.7, 0.9. 0 is FedAvg, 1 is
-        Local. Where it adapts, what every client starts from.
+        α, the share of the personal model; the grid of Marfoq et al. 2022 is 0.1, 0.3,
+        0.5, 0.7, 0.9. 0 is FedAvg, 1 is Local. With ``adaptive`` it is the start.
     adaptive
         Whether each client learns an α of its own.
     unseen_epochs
-        Passes over its data in which a client that took no part in training trains v
-        and, where it adapts, α; w is fixed.
+        Passes over its data in which an unseen client trains v and, with ``adaptive``,
+        α; w is fixed.
     """
 
     mixing_weight: UnitInterval = 0.5
@@ -74,7 +76,7 @@ class ApflClientState(Record):
 
 
 class PersonalModel:
-    """v and α while they are trained on mini-batches of the loop that trains w."""
+    """v and α during local training, on the mini-batches of the loop that trains w."""
 
     def __init__(
         self, task: Task, start: ApflClientState, learning_rate: float, adaptive: bool
@@ -90,7 +92,7 @@ class PersonalModel:
         self._adaptive = adaptive
 
     def step(self, model: LocalModel, batch: Batch) -> Tensor:
-        """Train v, and α, on ``batch``; return the loss at v̄ before."""
+        """Train v and α on ``batch``; return the loss at v̄ before the step."""
         personal, share = self._parameters, self._mixing_weight
         difference = personal - model.parameters
         with model.aside(self._buffers):
@@ -107,12 +109,12 @@ class PersonalModel:
         return loss
 
     def state(self) -> ApflClientState:
-        """Return v and α as they are now."""
+        """Return the current v and α."""
         return ApflClientState(self._weights.to("cpu", copy=True), self._mixing_weight)
 
 
 class Apfl(Method):
-    """Each client mixes the weights of the global model and of one of its own."""
+    """Each client mixes the weights of the global model and of a personal model."""
 
     title = "APFL"
     needs_sgd = "its mixing weight follows the gradient of a step of SGD"
@@ -170,7 +172,7 @@ class Apfl(Method):
         return self._served(payload.weights, client_state)
 
     def _served(self, shared: Tensor, state: ApflClientState) -> ModelPredictor:
-        """Return what serves v̄ with the buffers of passes at v̄, w's where v̄ is w."""
+        """Return the predictor of v̄, with v's buffers unless α is 0."""
         share, num_parameters = state.mixing_weight, self.task.model.num_parameters
         weights = mixed(shared, state.personal, share)
         if share > 0:

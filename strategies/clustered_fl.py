@@ -1,26 +1,28 @@
-"""Clustered FL: clients whose updates point apart are parted, again and again.
+"""Clustered FL: clusters of clients are split in two where the updates diverge.
 
 Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed
 Multi-Task Optimization under Privacy Constraints", 2019 (IEEE TNNLS 2020), Algorithms
 1 to 5; a baseline of Marfoq et al. 2022, section 5, with the tolerances of the official
-implementation. Each cluster c is FedAvg of its own. With Δ_i = w_i - w_c, of parameters
-only, it is parted in two after a round in which
+implementation. Each cluster c runs FedAvg. With Δ_i = w_i - w_c, of parameters only, it
+is split in two after a round in which
 
     |Σ_i (n_i / Σ n) Δ_i| < ε_1    and    max_i |Δ_i| > ε_2
 
-it has come to rest although single clients would still go somewhere. The two parts are
-those with the smallest α_cross, the largest cosine of two updates in different parts
-(Algorithm 1), and they must be further apart than the noise of the updates:
+that is, when the cluster's model is stationary but single clients still move it. The
+split minimises α_cross, the largest cosine of two updates in different parts (Algorithm
+1). The parts must differ by more than the noise of the updates:
 √((1 - α_cross) / 2) > γ_max.
 
-Departures: the papers let all clients take part in every round. Here a cluster is
-parted by its members that replied. A member that was away then, or has never taken
-part, does as a client that arrives after training (Marfoq et al. 2022, "Generalization
-to unseen clients"): it gets all models and joins the cluster whose model has the lowest
-loss on its validation split. The paper's own rule for new clients leads them down the
-tree of the partings by the cosines of their updates; the server keeps no such tree.
-γ_max is one setting; the paper estimates the noise of each client. The parts start from
-their own means of the round in which they were made.
+Departures from the papers:
+
+- In the papers all clients take part in every round. Here a cluster is split by its
+  members that replied. A member that did not reply, or a client that never took part,
+  behaves like an unseen client (Marfoq et al. 2022, "Generalization to unseen
+  clients"): it receives all models and joins the cluster with the lowest loss on its
+  validation split. The papers send new clients down the tree of splits by the cosines
+  of their updates; the server stores no such tree.
+- γ_max is one setting; the paper estimates the noise of each client.
+- The parts start from their own means in the round in which the cluster is split.
 """
 
 import math
@@ -46,23 +48,21 @@ from knnper.strategies.hypcluster import ClusterMethod, ClusterModels, ClusterUp
 
 @dataclass(frozen=True)
 class ClusteredFLSettings(Settings):
-    """When a cluster is parted in two.
+    """The conditions under which a cluster is split in two.
 
     Attributes
     ----------
     mean_norm_tolerance
-        ε_1 (tol1), below which the norm of the mean update counts as standstill; 0.4
-        in the official implementation. 0 never parts.
+        ε_1 (tol1), below which the norm of the mean update counts as stationary; 0.4
+        in the official implementation. 0 never splits.
     client_norm_tolerance
-        ε_2 (tol2), above which the largest norm of a client's update must be; 1.6 in
-        the official implementation. Null is infinite: never parts, which is FedAvg.
+        ε_2 (tol2), which the largest norm of a client's update must exceed; 1.6 in the
+        official implementation. Null is infinite: it never splits, which is FedAvg.
     separation_gap
-        γ_max, [0, 1): what √((1 - α_cross) / 2) must exceed. 0 parts all but updates
-        of one direction, as the official implementation does: those with an α_cross of
-        1, up to 10⁻⁶.
+        γ_max, [0, 1), which √((1 - α_cross) / 2) must exceed. 0 splits whenever
+        α_cross is below 1 - 10⁻⁶, as in the official implementation.
     min_cluster_size
-        Fewest clients of either part. So there are at most as many clusters as this
-        goes into the number of clients.
+        The fewest clients of either part, which bounds the number of clusters.
     """
 
     mean_norm_tolerance: NonNegativeFloat = 0.4
@@ -82,12 +82,12 @@ class ClustersState(Record):
 
 Replies = Sequence[tuple[str, ClusterUpdate]]
 
-_SAME_DIRECTION = 1 - 1e-6  # weights are float32: so near, the rest is rounding
-_SLICE = 2**13  # what is held in float64 at once, of each vector
+_SAME_DIRECTION = 1 - 1e-6  # cosines closer to 1 differ by rounding of float32 only
+_SLICE = 2**13  # coordinates of each vector in float64 at once
 
 
 class ClusteredFL(ClusterMethod):
-    """Clients whose updates point apart are parted into clusters of one model."""
+    """Clusters of clients with one model each, split where the updates diverge."""
 
     title = "Clustered FL"
     source = "Sattler et al. 2019, Algorithms 1 to 5; Marfoq et al. 2022, section 5"
@@ -132,22 +132,24 @@ class ClusteredFL(ClusterMethod):
             ]
             leaving = self._leaving(model, replies)
             if leaving:
-                # Where those belong who were away is for them to find out.
+                # Members that did not reply choose a cluster in their next round.
                 cluster_of = {
                     c: cluster for c, cluster in cluster_of.items() if cluster != number
                 }
-            for place, goes in ((number, False), (len(models), True)):
-                part = [reply for reply in replies if (reply[0] in leaving) is goes]
+            for place, is_leaving in ((number, False), (len(models), True)):
+                part = [
+                    reply for reply in replies if (reply[0] in leaving) is is_leaving
+                ]
                 if part:
                     models[place : place + 1] = [average_weights(part).weights]
                     cluster_of |= {client: place for client, _ in part}
         return ClustersState(tuple(models), cluster_of)
 
     def _leaving(self, model: Tensor, replies: Replies) -> frozenset[str]:
-        """Return who leaves a cluster for one of its own; nobody if it stays whole."""
+        """Return the clients that leave for a new cluster; empty without a split."""
         if len(replies) < 2 * self.settings.min_cluster_size:
             return frozenset()
-        # By name: what is parted does not depend on who answered first.
+        # Sorted by name, so that the split does not depend on the order of replies.
         by_name = sorted(replies, key=lambda reply: reply[0])
         parameters = slice(0, self.task.model.num_parameters)
         start = model[parameters]
@@ -173,8 +175,8 @@ class ClusteredFL(ClusterMethod):
 def cosines(vectors: Tensor) -> Tensor:
     """Return the cosines of all pairs of vectors, float64 of shape (n, n).
 
-    Those of parallel vectors are 1 but for the rounding of float64. With a vector of 0
-    they are 0.
+    Cosines of parallel vectors are 1 up to the rounding of float64. Those with a zero
+    vector are 0.
     """
     products = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for part in torch.split(vectors, _SLICE, dim=1):
@@ -185,20 +187,21 @@ def cosines(vectors: Tensor) -> Tensor:
 
 
 def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], float]:
-    """Return the two parts whose largest cross similarity is the smallest possible.
+    """Split members in two so that the largest similarity across the parts is smallest.
 
-    They are positions of members, neither part empty, that at 0 in the first; with
-    them α_cross, the largest similarity of two members in different parts.
+    Returns the positions of the members of each part, none empty, with position 0 in
+    the first, and α_cross, the largest similarity of two members in different parts.
 
     The paper merges the most similar members until two parts are left. Here a part
-    grows from the first member, always by the one that is most similar to any in it,
-    and the order is cut where that similarity was smallest. Whatever two parts are
-    made, growing crosses from one to the other in some step, by their largest cross
-    similarity at most; the cut has the smallest of all steps, so none is better.
+    grows from the first member, each time by the member most similar to any in it
+    (Prim's algorithm for a maximum spanning tree), and the sequence is cut where that
+    similarity was smallest. This is optimal: for any other split some step of the
+    growth crosses from one part to the other, with a similarity of at most that split's
+    α_cross, and the cut has the smallest similarity of all steps.
     """
     num_members = len(similarities)
     if num_members < 2:
-        raise ValueError(f"expected at least 2 members to part, found {num_members}")
+        raise ValueError(f"expected at least 2 members to split, found {num_members}")
     order, gains = [0], []
     closeness = similarities[0].clone()
     for _ in range(num_members - 1):

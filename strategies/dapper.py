@@ -1,25 +1,27 @@
-"""Dapper: what a client is served, fine-tuned on its own data and on the server's.
+"""Dapper: fine-tuning on a mixture of the client's own data and the server's.
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
-Federated Learning", 2020, section 5, appendix D.2 and Figure 3
-(Mansour et al. 2020). A client with m_k examples D_k is sent
-a sample D_g of size r m_k of what the server has. For each λ of a cover of [0, 1] it
-starts from the served model and minimises
+Federated Learning", 2020, section 5, appendix D.2 and Figure 3. A client with m_k
+examples D_k receives a sample D_g of r m_k examples of the server. For each λ of a
+cover of [0, 1] it starts from the served model and minimises
 
     λ L_{D_k}(h) + (1 - λ) L_{D_g}(h)                                     (Eq. 9)
 
-by SGD in which each element of a mini-batch is drawn from D_k with probability λ and
-from D_g else, and takes the λ whose model does best on its validation split.
+by SGD, where each element of a mini-batch comes from D_k with probability λ, otherwise
+from D_g. It then takes the λ with the best model on its validation split.
 
-The paper samples D_g from the data of all clients; appendix D.3 names proxy data where
-these must stay where they are, which is what is done here: ``partition.proxy_fraction``
-of the training data is the server's. It travels with the last model only.
+With λ = 1 this is fine-tuning in every bit; with λ = 0 it is a model trained on D_g
+alone for as many steps. Of equally good λ the largest wins, which depends least on the
+server's data; a client without validation data takes λ = 1. With the chosen λ the
+client trains once more, on both splits, and serves that model.
 
-With λ = 1 it is fine-tuning, in every bit; with λ = 0 a model trained on D_g alone, for
-as many steps. Of equal λ the largest is taken, which needs no data of the server's: so
-does a client without validation data. What is served is trained anew on both splits
-with the λ that was chosen. The text has lost the formulas; they are as in the original
-paper.
+Departures from the paper:
+
+- The paper samples D_g from the data of all clients, and appendix D.3 suggests proxy
+  data if these may not leave them. Here D_g is proxy data:
+  ``partition.proxy_fraction`` of the training data belongs to the server. It is sent
+  with the last model only.
+- The copy of the paper at hand lacks the formulas; they are those of the original.
 """
 
 import functools
@@ -49,23 +51,22 @@ from knnper.strategies.mapper import Cover
 
 @dataclass(frozen=True)
 class DapperSettings(Settings):
-    """The two data sets and how a client trains on them.
+    """The mixture of the two data sets, and the training on it.
 
     Attributes
     ----------
     client_shares
-        The cover of [0, 1] that a client chooses its λ from: the part of its own data.
-        Every value costs one training; they all differ.
+        The values of λ that a client chooses from, the share of its own data, in
+        [0, 1] and all different. Each costs one training.
     sample_factor
-        r: a client takes r times as many of the server's examples as it has itself.
+        r, the number of the server's examples as a multiple of the client's; 0.1 to 10.
     most_sampled
-        Most examples that the server sends to one client.
+        The most examples that the server sends to one client.
     num_epochs
-        Passes over the client's own data that the number of steps is equal to; 1 in
-        the paper.
+        The number of steps, in passes over the client's own data; 1 in the paper.
     learning_rate
-        Of the fine-tuning; null is the training section's rate in the last round. 0.04
-        in the paper.
+        Learning rate of the fine-tuning; null is the training section's rate in the
+        last round. 0.04 in the paper.
     """
 
     client_shares: Cover = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -77,10 +78,10 @@ class DapperSettings(Settings):
 
 @dataclass(frozen=True)
 class Sample(Record):
-    """Some of the server's examples; float32 holds their values exactly."""
+    """Examples of the server; float32 holds their values exactly."""
 
-    images: Tensor  # Shape (n, height, width, channels), not scaled
-    labels: Tensor  # Shape (n,)
+    images: Tensor  # shape (n, height, width, channels), not scaled
+    labels: Tensor  # shape (n,)
 
 
 class Dapper(Personalizer):
@@ -98,7 +99,8 @@ class Dapper(Personalizer):
 
     def __init__(self, task: Task, method: Method, settings: DapperSettings) -> None:
         super().__init__(task, method, settings)
-        inner: Any = method  # mypy takes the hash of a class for that of its instances
+        # Any, since mypy checks the hash of a class as that of its instances.
+        inner: Any = method
         kinds = (inner.state_type, inner.payload_type)
         self.state_type = extended(kinds[0], "DapperState", "rounds_made", int)
         self.payload_type = extended(kinds[1], "DapperPayload", "sample", Sample | None)
@@ -133,11 +135,11 @@ class Dapper(Personalizer):
             before = base.without_validation()
             return self._trained(before, data.train, proxy, share, rng)
 
-        # With no example of the server's only the client's own can be trained on.
+        # Without examples of the server only λ = 1 is possible.
         cover = sorted(self.settings.client_shares) if len(proxy) else [1.0]
         share = cover[-1]
         if len(cover) > 1 and len(data.validation) > 0:
-            # The smallest log-loss; of equals the largest λ.
+            # The smallest log-loss; of equal ones the largest λ.
             share = min(
                 reversed(cover),
                 key=lambda candidate: (
@@ -182,7 +184,7 @@ class Dapper(Personalizer):
 def _mixing_step(
     task: Task, proxy: Examples, share: float, rng: RandomKey
 ) -> LocalStep:
-    """Return a step that takes each example from the client with probability λ."""
+    """Return a step with each example from the client with probability λ."""
     generator = rng.numpy()
     device = task.model.device
     augment = AUGMENTATIONS[task.training.augmentation]
@@ -208,12 +210,12 @@ def _mixing_step(
     return step
 
 
-@functools.cache  # one for the same arguments, so that equal types are the same
+@functools.cache  # so that equal arguments give the same type
 def extended(base: Any, name: str, new: str, of_type: Any) -> type[Record]:
-    """Return a type of records with the fields of ``base`` and one after them."""
+    """Return a subclass of a record type with one more field."""
     if new in {member.name for member in fields(base)}:
         raise ValueError(f"{base.__name__} already has a field {new!r}; rename one")
-    # By keyword alone, since fields of the base may have defaults.
+    # Keyword-only, since fields of the base may have defaults.
     extra = (new, of_type, field(kw_only=True))
     namespace = {"__module__": __name__}
     return make_dataclass(
@@ -222,18 +224,18 @@ def extended(base: Any, name: str, new: str, of_type: Any) -> type[Record]:
 
 
 def with_field(record_type: type[Record], base: Record, **new: Any) -> Record:
-    """Return ``base``, with the ``new`` field, as a record of an `extended` type."""
+    """Convert ``base`` to a record of an `extended` type, with its ``new`` field."""
     names = [member.name for member in fields(record_type) if member.name not in new]
     return record_type(**{name: getattr(base, name) for name in names}, **new)
 
 
 def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
-    """Return ``most`` of the server's examples at random, all if there are fewer."""
+    """Draw ``most`` of the server's examples, or all if there are fewer."""
     proxy = no_examples(task.spec) if task.proxy is None else task.proxy()
     if len(proxy) == 0:
         raise RunError(
-            "a sample of the server's examples is to be sent to a client, and the "
-            "server has none; expected partition.proxy_fraction above 0, or another "
+            "dapper sends a sample of the server's examples to clients, and the server "
+            "has none; expected partition.proxy_fraction above 0, or another "
             "personalization, such as fine_tuning"
         )
     drawn = _some(proxy, most, rng)
@@ -243,7 +245,7 @@ def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
 def taken(
     sample: Sample | None, spec: InputSpec, count: int, rng: RandomKey
 ) -> Examples:
-    """Return ``count`` examples of a sample at random, all if there are fewer."""
+    """Draw ``count`` examples of a sample, or all if there are fewer."""
     if sample is None:
         return no_examples(spec)
     images = sample.images.to(spec.torch_dtype)

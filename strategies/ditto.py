@@ -1,23 +1,27 @@
-"""Ditto: FedAvg, and beside it a personal model that is pulled towards the global one.
+"""Ditto: FedAvg, with a personal model that is pulled towards the global one.
 
 Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
-Personalization", ICML 2021, Algorithm 1; Marfoq et al. 2022, section 5, from which the
-grid of λ is. The global model w is FedAvg's. In each of its rounds a client also trains
+Personalization", ICML 2021, Algorithm 1; the grid of λ is from Marfoq et al. 2022,
+section 5. The global model w is FedAvg's. In each of its rounds a client also trains
 
-    v ← argmin_v f(v) + λ/2 ||v - w||²,  from its last v, with the w that it was sent
+    v ← argmin_v f(v) + λ/2 ||v - w||²,  from its last v, with the w of this round
 
-The client's λ is the one of a grid that does best on its validation split. So it trains
-one v for each value, and keeps them all. With λ = 0 a client that takes part in every
-round trains v exactly as `local` trains on the training split alone, but for the order
-of its examples, which is drawn with another key. With λ → ∞, and without momentum, the
-parameters of v are those of the w that the client was sent last. A seen client serves
-what the rounds left, which never trained on its validation split; an unseen client
-trains on both splits in the end.
+The client uses the λ of a grid with the best v on its validation split. It therefore
+trains and keeps one v for each value.
 
-Departures: v is trained for as long and as fast as w, where the paper allows lengths
-and rates of their own. λ is chosen once, at the model distribution. The pull is taken
-at the end of a step, see `knnper.strategies.core.training`; buffers such as BatchNorm's
-running statistics are not pulled.
+With λ = 0 a client that takes part in every round trains v as `local` does on the
+training split; only the order of examples differs, by another random key. With λ → ∞
+and without momentum the parameters of v are those of the last w. A seen client serves
+the v of its last round, which was not trained on its validation split; an unseen client
+trains v on both splits.
+
+Departures from the paper:
+
+- v is trained with the number of steps and the learning rate of w; the paper allows
+  others.
+- λ is chosen once, after the last round.
+- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.training`.
+  Buffers such as BatchNorm's running statistics are not pulled.
 """
 
 import functools
@@ -46,15 +50,16 @@ ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1), ALL_D
 
 @dataclass(frozen=True)
 class DittoSettings(Settings):
-    """How near the personal models stay to the global one.
+    """The pull of the personal models towards the global one.
 
     Attributes
     ----------
     prox_weights
-        The values of λ that a client chooses from, all different; the default is the
-        grid of Marfoq et al. 2022. A client keeps and trains one model for each.
+        The values of λ that a client chooses from, all different; useful from 0.01 to
+        10. The default is the grid of Marfoq et al. 2022. A client keeps and trains one
+        model for each value.
     unseen_epochs
-        Passes over its data with which an unseen client trains its personal model.
+        Passes over its data in which an unseen client trains its personal model.
     """
 
     prox_weights: ProxWeights = (10.0, 1.0, 0.1, 0.01)
@@ -70,7 +75,7 @@ class DittoClientState(Record):
 
 
 class Ditto(Method):
-    """Each client trains a model of its own, pulled towards the global one."""
+    """Each client trains a personal model, pulled towards the global one."""
 
     title = "Ditto"
     needs_sgd = "its proximal step is that of SGD in closed form"
@@ -126,7 +131,7 @@ class Ditto(Method):
     def _models(
         self, payload: ModelPayload, client_state: DittoClientState | None
     ) -> Mapping[float, Tensor]:
-        """Return v by λ: at first the global model."""
+        """Return v by λ; in a client's first round the global model."""
         if client_state is None:
             return dict.fromkeys(self.settings.prox_weights, payload.weights)
         return dict(zip(self.settings.prox_weights, client_state.personal, strict=True))
@@ -134,7 +139,7 @@ class Ditto(Method):
     def _best(
         self, models: Mapping[float, Tensor], validation: Examples
     ) -> ModelPredictor:
-        """Return what is right most often; of several, that of the largest λ."""
+        """Return the model with the most correct predictions; ties: the largest λ."""
 
         def merit(prox_weight: float) -> tuple[int, float]:
             predictor = ModelPredictor(self.task, models[prox_weight])
@@ -146,7 +151,7 @@ class Ditto(Method):
     def _unseen_client(
         self, weights: Tensor, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
-        """Return the model of a client that trains now, pulled to the global model."""
+        """Train v of an unseen client from w, pulled towards it."""
         rate, epochs = self.task.first_rate, self.settings.unseen_epochs
 
         def trained(prox_weight: float, examples: Examples) -> ModelPredictor:
@@ -165,6 +170,9 @@ class Ditto(Method):
         chosen = max(self.settings.prox_weights)
         if len(data.validation):
             grid = self.settings.prox_weights
-            models = {each: trained(each, data.train).weights for each in grid}
+            models = {
+                prox_weight: trained(prox_weight, data.train).weights
+                for prox_weight in grid
+            }
             chosen = self._best(models, data.validation).chosen["prox_weight"]
         return on_both_splits(data, functools.partial(trained, chosen))

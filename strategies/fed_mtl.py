@@ -1,24 +1,25 @@
-"""Fed-MTL: every client trains a model of its own, pulled towards the mean of them.
+"""Fed-MTL: each client trains its own model, pulled towards the mean of all.
 
 Smith, Chiang, Sanjabi, Talwalkar, "Federated Multi-Task Learning", NIPS 2017 (MOCHA),
-with the relation between clients that Evgeniou, Pontil, "Regularized Multi-Task
-Learning", KDD 2004, section 2, take: all are equally near. A baseline of
-Chen et al. 2023, Eq. 3 and Table 6. With the models w_m of the clients m,
+with the relation between clients of Evgeniou, Pontil, "Regularized Multi-Task
+Learning", KDD 2004, section 2, in which all are equally related. A baseline of Chen et
+al. 2023, Eq. 3 and Table 6. With the models w_m of the clients m,
 
     min Σ_m (f_m(w_m) + λ/2 ||w_m - w̄||²),  w̄ the mean of the w_m
 
-In a round a client goes on with its own w_m, from w̄ on its first visit, pulled towards
-the w̄ that it was sent. With λ = 0 and full participation that is local training: each
-w_m starts from the common initial weights and nothing of the others reaches it, so it
-is exactly `local`'s of the training split, given the same random keys. A seen client
-serves its w_m of the last round, which never trained on its validation split; a
-unseen client trains one from w̄ on both splits.
+In a round a client continues to train its own w_m, in its first round w̄, pulled towards
+the w̄ that it received. With λ = 0 and full participation this is local training: each
+w_m starts from the common initial weights, and is that of `local` on the training split
+for the same random keys. A seen client serves the w_m of its last round, which was not
+trained on its validation split; an unseen client trains one from w̄ on both splits.
 
-Departures: MOCHA solves convex problems in their dual and learns how clients are
-related; here the relation is fixed, and any model is trained with SGD. w̄ is of the
-clients that replied, weighted by their examples. The pull is taken at the end of a
-step, see `knnper.strategies.core.training`. Buffers such as BatchNorm's running
-statistics are averaged into w̄, but no client's are pulled.
+Departures from the papers:
+
+- MOCHA solves convex problems in their dual and learns how clients are related; here
+  the relation is fixed, and any model is trained with SGD.
+- w̄ is the mean over the clients that replied, weighted by their examples.
+- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.training`.
+  Buffers such as BatchNorm's running statistics are averaged into w̄, but not pulled.
 """
 
 from dataclasses import dataclass
@@ -42,14 +43,14 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class FedMTLSettings(Settings):
-    """How near the clients' models stay to each other.
+    """The pull of the clients' models towards their mean.
 
     Attributes
     ----------
     prox_weight
-        λ; 0 is local training.
+        λ; useful from 0.001 to 10. 0 is local training.
     unseen_epochs
-        Passes over its data with which an unseen client trains its model.
+        Passes over its data in which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
@@ -57,7 +58,7 @@ class FedMTLSettings(Settings):
 
 
 class FedMTL(Method):
-    """Each client trains a model of its own, pulled towards the mean of all."""
+    """Each client trains its own model, pulled towards the mean of all."""
 
     title = "Fed-MTL"
     needs_sgd = "its proximal step is that of SGD in closed form"
@@ -76,8 +77,10 @@ class FedMTL(Method):
             mean, self.settings.prox_weight, rate, self.task.training.weight_decay
         )
 
-    def how(self, payload: Any, rate: float, server_round: int) -> dict[str, Any]:
-        """Return what `local_sgd` is told besides in a round."""
+    def training_options(
+        self, payload: Any, rate: float, server_round: int
+    ) -> dict[str, Any]:
+        """Return further arguments of `local_sgd` in a round."""
         return {"gradient_hook": self._pulled_to(payload.weights, rate)}
 
     def client_update(
@@ -90,7 +93,7 @@ class FedMTL(Method):
     ) -> tuple[ModelState, ModelUpdate]:
         start = payload.weights if client_state is None else client_state.weights
         rate = self.task.training.learning_rate_at(server_round)
-        options = self.how(payload, rate, server_round)
+        options = self.training_options(payload, rate, server_round)
         trained = local_sgd(self.task, start, data.train, rate, rng, **options)
         return ModelState(trained.weights), trained.update(len(data.train))
 

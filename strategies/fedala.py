@@ -1,30 +1,33 @@
-"""FedALA: one model, which each client mixes with its own last one where it starts.
+"""FedALA: clients start rounds from an elementwise mixture of global and last model.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for
-Personalized Federated Learning", AAAI 2023, Algorithm 1. In the p last layers a client
+Personalized Federated Learning", AAAI 2023, Algorithm 1. In the last p layers a client
 starts local training from
 
-    Θ̂_i = Θ_i + (Θ - Θ_i) ⊙ W_i,  W_i ∈ [0, 1]^d, at first all ones
+    Θ̂_i = Θ_i + (Θ - Θ_i) ⊙ W_i,  W_i ∈ [0, 1]^d, initially all 1
 
-where Θ is the model that it was sent and Θ_i the one that its last training ended with;
-in the layers before, from Θ. W_i is kept between rounds, and trained by
+where Θ is the received model and Θ_i the client's model after its last training. The
+layers before start from Θ. The client keeps W_i between rounds, and trains it by
 
     W_i ← clip(W_i - η ∂f_s(Θ̂_i) / ∂Θ̂_i ⊙ (Θ - Θ_i)),  to [0, 1]
 
-with f_s the loss on mini-batches of a part s of its examples, drawn anew each time; the
-first time for as many passes as it takes to converge, then for one. All of Θ_i is sent,
-and the server takes the mean. What is evaluated is Θ̂_i, made of the last Θ and Θ_i.
+with f_s the loss on mini-batches of a random fraction s of its examples. The first time
+it makes passes until W_i converges, later one pass. All of Θ_i is sent, and the server
+takes the mean. A client serves Θ̂_i of the last Θ and Θ_i.
 
-Departures: the paper does not say when W_i has converged. As in the authors' code, the
-standard deviation of the losses of the last 10 of at least 11 passes is below 0.1 then;
-there a pass has the loss of its last mini-batch, here the mean of all, and the number
-of passes has a limit. The part s is drawn example by example, not as a stretch of them,
-and s n is rounded to the nearest number, at least 1, where the code rounds down. A
-client mixes and trains W_i in the rounds in which it takes part, as in Algorithm 1, and
-once more for the evaluation, then on validation data too; in the code every client does
-in every round, so that Θ_i and W_i move in rounds without it as well. W_i is of
-parameters; buffers are Θ's, where the authors' code has each client keep its own.
-Layers are counted, as for FedPer, by `knnper.strategies.core.sharing`.
+Departures from the paper:
+
+- The paper does not define convergence of W_i. As in the authors' code, W_i has
+  converged when the standard deviation of the losses of the last 10 of at least 11
+  passes is below 0.1. The code takes the loss of the last mini-batch of a pass; here it
+  is the mean of all, and the number of passes is limited.
+- The fraction s is drawn example by example, not as a contiguous range, and s n is
+  rounded to the nearest number, at least 1; the code rounds down.
+- A client trains W_i in its own rounds, as in Algorithm 1, and once more, on both
+  splits, to be served. In the code every client does so in every round, so that Θ_i and
+  W_i change in rounds without it too.
+- W_i covers parameters only. Buffers are Θ's; in the code each client keeps its own.
+- Layers are counted as for FedPer, by `knnper.strategies.core.sharing`.
 """
 
 from dataclasses import dataclass
@@ -52,22 +55,22 @@ WINDOW, TOLERANCE = 10, 0.1
 
 @dataclass(frozen=True)
 class FedALASettings(Settings):
-    """What is mixed element by element, and how that is learnt.
+    """The layers that are mixed, and the training of their weights W.
 
     Attributes
     ----------
     num_adaptive_layers
         p, the layers that are mixed, counted from the end: linear layers or
-        convolutions, each with the normalisation behind it. 1, the head of all models
-        here, in the paper; more than there are is all of them.
+        convolutions, each with the normalisation behind it. 1, the head, in the paper;
+        a larger number than the model's stands for all layers.
     sample_fraction
-        s, the part of its training examples on which a client learns W; 0.8 in the
-        paper, at least one example.
+        s, the fraction of its training examples on which a client trains W; 0.8 in the
+        paper. At least one example is drawn.
     aggregation_learning_rate
-        η of W, 1 in the paper, the same in every round; 0.1 to 10 to try, and 0 is
+        η of W, the same in every round; useful from 0.1 to 10, 1 in the paper. 0 is
         FedAvg.
     max_epochs
-        The most passes over these examples the first time, where W has not converged.
+        The most passes over these examples in the first training of W.
     """
 
     num_adaptive_layers: PositiveInt = 1
@@ -78,15 +81,15 @@ class FedALASettings(Settings):
 
 @dataclass(frozen=True)
 class FedALAClientState(Record):
-    """What a client keeps between rounds, of the parameters that are mixed."""
+    """The state of a client, for the parameters that are mixed."""
 
-    own: Tensor  # Θ_i as its last round left it, shape (num_adaptive,)
-    # W, of the same shape; None before its second visit, when it is first trained.
+    own: Tensor  # Θ_i after its last round, shape (num_adaptive,)
+    # W, of the same shape; None until it is trained, in the client's second round.
     aggregation: Tensor | None = None
 
 
 class FedALA(Method):
-    """Each client learns, weight by weight, how far a global model replaces its own."""
+    """Each client learns, weight by weight, to mix the global and its own model."""
 
     title = "FedALA"
     source = "Zhang et al. 2023 (AAAI), Algorithm 1"
@@ -140,7 +143,7 @@ class FedALA(Method):
 
     def _mixed(self, weights: Tensor, local: Tensor, aggregation: Tensor) -> Tensor:
         """Return Θ̂, shape (num_weights,)."""
-        # Of two equal numbers, and at 0 and 1, `lerp` is exact.
+        # `lerp` is exact for two equal numbers, and at 0 and 1.
         mixed = torch.lerp(local, weights[self._adaptive], aggregation)
         return weights.masked_scatter(self._adaptive, mixed)
 
@@ -151,10 +154,10 @@ class FedALA(Method):
         examples: Examples,
         rng: RandomKey,
     ) -> Tensor:
-        """Return W after this round's training of it, of the shape of ``kept.own``."""
+        """Train W for this round; return it, of the shape of ``state.own``."""
         is_first = state.aggregation is None
         learned = torch.ones_like(state.own) if is_first else state.aggregation
-        assert learned is not None, "made above"
+        assert learned is not None, "it is None only if is_first"
         if not len(examples):
             return learned
         number = max(1, round(self.settings.sample_fraction * len(examples)))
@@ -174,18 +177,18 @@ class FedALA(Method):
             return loss
 
         losses: list[float] = []
-        for one_pass in range(self.settings.max_epochs if is_first else 1):
-            done = local_sgd(
+        for epoch in range(self.settings.max_epochs if is_first else 1):
+            result = local_sgd(
                 self.task,
                 self._mixed(weights, state.own, aggregation.cpu()),
                 sample,
                 self.settings.aggregation_learning_rate,
-                rng.child("aggregation", one_pass),
+                rng.child("aggregation", epoch),
                 num_epochs=1,
                 trainable=self._adaptive,
                 local_step=step,
             )
-            losses.append(done.train_loss)
+            losses.append(result.train_loss)
             if len(losses) > WINDOW and np.std(losses[-WINDOW:]) < TOLERANCE:
                 break
         return aggregation.cpu()

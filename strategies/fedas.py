@@ -1,31 +1,34 @@
-"""FedAS: a body that each client first aligns to its own, averaged by Fisher traces.
+"""FedAS: clients align the shared body to their own, and are averaged by Fisher traces.
 
 Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning",
-CVPR 2024. A client i keeps the model (θ_i, φ_i), body and head, that its last training
-ended with. Sent the body θ, it first brings its embeddings near those of its own body:
-with c_y, (p,), the mean of θ_i(x) over its examples of class y, and B_y those of class
-y in a mini-batch,
+CVPR 2024. A client i keeps its model after its last training, (θ_i, φ_i), body and
+head. When it receives the body θ, it first moves the embeddings of θ towards those of
+its own body. With c_y, (p,), the mean of θ_i(x) over its examples of class y, and B_y
+the examples of class y in a mini-batch,
 
     θ ← SGD on Σ_y mean_{x in B_y} |θ(x) - c_y|² / p, one epoch   (parameter alignment)
     (θ_i, φ_i) ← SGD on f_i from (θ, φ_i)
 
-It sends θ_i, and the trace of the Fisher information of what it trained
+It sends θ_i and the trace of the Fisher information after training,
 
     F_i = Σ_B |∇ mean_{(x, y) in B} -log h_i(x)[y]|²
 
-over the mini-batches B of a pass. The server takes Σ_i F_i θ_i / Σ_i F_i (client
-synchronisation): clients that are under-trained are to count less. A client is served
-(θ_i, φ_i) as its last round left them.
+over the mini-batches B of one pass. The server takes Σ_i F_i θ_i / Σ_i F_i (client
+synchronisation), so that under-trained clients count less. A client serves (θ_i, φ_i)
+of its last round.
 
-Departures: the trace is that of the authors' code, of mini-batches, where the
-information matrix is of single examples; it is taken in training mode, without the
-incomplete last mini-batch, and of the loss that the training section chooses (the code
-takes it in evaluation mode). The alignment makes steps of the training section's
-optimizer and batch size. At its first visit a client aligns nothing, since it has no
-body of its own yet; in the code it aligns to the body that all clients begin with. Each
-client aligns the body that the server sent; in the code the steps change the server's
-own model, and the next client of the round begins with the changed one. Unseen clients
-are not in the paper: they train a head on the last body.
+Departures from the paper:
+
+- The trace is that of the authors' code: over mini-batches, where the information
+  matrix is over single examples. It is computed in training mode, without the
+  incomplete last mini-batch, and for the loss of the training section; the code uses
+  evaluation mode.
+- The alignment uses the training section's optimizer and batch size.
+- In its first round a client aligns nothing, since it has no body of its own yet; in
+  the code it aligns to the common initial body.
+- Each client aligns its copy of the received body. In the code the steps change the
+  server's model, and the next client of the round starts from the changed one.
+- Unseen clients, which the paper does not treat, train a head on the last body.
 """
 
 import math
@@ -49,19 +52,19 @@ from knnper.strategies.fedproto import class_means
 
 @dataclass(frozen=True)
 class FedASSettings(Settings):
-    """The two parts of FedAS, each of which can be left out.
+    """The two parts of FedAS; each can be switched off.
 
     Attributes
     ----------
     alignment_learning_rate
-        Of the alignment, the same in every round; 0.01 in the authors' code, 0.001 to
-        0.1 to try. 0 leaves the alignment out.
+        Learning rate of the alignment, the same in every round; useful from 0.001 to
+        0.1, 0.01 in the authors' code. 0 switches the alignment off.
     client_weights
-        Whether clients count as the traces of their Fisher information (``fisher``), or
-        as their examples (``size``). With ``size`` and without alignment the rounds are
-        FedPer's.
+        The weights of clients in the mean: the traces of their Fisher information
+        (``fisher``) or their numbers of examples (``size``). With ``size`` and without
+        alignment the rounds are FedPer's.
     unseen_epochs
-        Passes over its data in which a client that was never drawn trains its head.
+        Passes over its data in which an unseen client trains its head.
     """
 
     alignment_learning_rate: NonNegativeFloat = 0.01
@@ -73,11 +76,11 @@ class FedASSettings(Settings):
 class FedASUpdate(SharedUpdate):
     """The update of a client."""
 
-    fisher: float  # F_i; 0 where clients count as their examples
+    fisher: float  # F_i; 0 if clients are weighted by their examples
 
 
 class FedAS(PartlyShared):
-    """A shared body, aligned to each client's last one; the best trained count most."""
+    """A shared body, aligned to each client's last, averaged by Fisher traces."""
 
     title = "FedAS"
     source = "Yang et al. 2024, parameter alignment and client synchronisation"
@@ -120,9 +123,9 @@ class FedAS(PartlyShared):
     def _aligned(
         self, weights: Tensor, personal: Tensor, examples: Examples, rng: RandomKey
     ) -> Tensor:
-        """Return θ after the alignment to the body of ``own``, (num_weights,)."""
+        """Align θ to the body of the ``personal`` model; return it, (num_weights,)."""
         if not self.settings.alignment_learning_rate:
-            return weights  # BatchNorm's statistics would move all the same
+            return weights  # passes would still change BatchNorm's statistics
         embeddings = self.task.embed(personal, examples.images)
         num_classes, device = self.task.spec.num_classes, self.task.model.device
         _, means = class_means(embeddings, examples.labels, num_classes)
@@ -130,7 +133,7 @@ class FedAS(PartlyShared):
 
         def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             away = module.embed(inputs).float() - centers[labels]
-            # Of which the mean over the mini-batch is the sum over its classes.
+            # Divided so that the mean over the mini-batch is the sum over its classes.
             shares = torch.bincount(labels)[labels] / len(labels)
             return away.square().mean(dim=1) / shares
 
@@ -160,7 +163,7 @@ class FedAS(PartlyShared):
             replace(self.task, training=unclipped),
             weights,
             examples,
-            unclipped.learning_rate,  # of which no step is made
+            unclipped.learning_rate,  # unused: `measure` makes no step
             rng.child("fisher"),
             num_epochs=1,
             local_step=measure,
@@ -170,7 +173,7 @@ class FedAS(PartlyShared):
     def aggregate(self, state: ModelState, updates: Updates[FedASUpdate]) -> ModelState:
         mean, by_size = RunningMean(), self.settings.client_weights == "size"
         for _, update in updates:
-            # Where all have learnt their examples by heart they count the same.
+            # If all clients fit their examples perfectly, they count the same.
             weight = update.num_examples if by_size else max(update.fisher, 1e-30)
             mean.add(update.shared, weight)
         return ModelState(state.weights.masked_scatter(self.shared, mean.result()))

@@ -1,25 +1,33 @@
-"""FedAttn: one global model whose biases each client takes from its nearest neighbours.
+"""FedAttn: one global model, with biases that each client takes from nearby clients.
 
 Luo, Panchal, Guan, "Personalized Federated Learning through Collaboration with Nearest
-Neighbors", 2022, Algorithm 1. The server knows a representation Z_i and
-the biases M_i of each client. For client i, with N_i its K nearest clients by Z,
+Neighbors", 2022, Algorithm 1. The server keeps a representation Z_i and the biases M_i
+of each client. With N_i the K clients nearest to client i by Z,
 
     M̃_i = W_V M_{N_i} softmax((W_K Z_{N_i})ᵀ W_Q Z_i / √d_k)        Definition 3.1
 
-take the place of the global model's biases. The client trains this personalised model
-and returns Z_i, the mean of its examples' embeddings, and M_i, its biases. The mean of
-the trained models is the next global model, and W_Q, W_K and W_V make a step of SGD
-along what is propagated back from M̃_i - M_i.
+replaces the biases of the global model. The client trains this personalised model and
+returns Z_i, the mean embedding of its examples, and M_i, its biases. The next global
+model is the mean of the trained models. W_Q, W_K and W_V make a step of SGD along the
+gradient propagated back from M̃_i - M_i.
 
-The report finds that this is not stable, and names two remedies (section 5.3): biases
-are pulled to the global ones (and to each other's, which is left out here), or personal
-only once the global model has converged; all weights then go on training.
+The report finds this unstable and suggests two remedies (section 5.3): to pull biases
+towards the global biases, or to personalise biases only once the global model has
+converged, while all weights continue to train. Both are settings.
 
-Where the report is silent: the client is among its own neighbours. Until its first
-visit it is sent the global model. M̃_i - M_i, the local steps times their rate, is taken
-for the gradient, and its mean over the participants steps. The global biases are the
-mean of the personal ones. Departure: W_V is diagonal; a square one would have as many
-numbers as there are biases, squared, to be learnt from one such vector a client.
+Decisions where the report is silent:
+
+- A client is among its own neighbours.
+- Before its first round a client receives the global model.
+- M̃_i - M_i, the local steps times their learning rate, serves as the gradient, and the
+  server steps along its mean over the participants.
+- The global biases are the mean of the personal biases.
+
+Departures from the report:
+
+- W_V is diagonal. A full matrix would have the square of the number of biases as
+  entries, to be learned from one such vector for each client.
+- The first remedy has no pull between the biases of different clients.
 """
 
 import math
@@ -51,15 +59,14 @@ from knnper.strategies.core.training import local_sgd, pull
 class Attention(Record):
     """W_Q, W_K and W_V."""
 
-    # query, key: W_Q and W_K, shape (d_k, p).
-    query: Tensor
-    key: Tensor
-    value: Tensor  # The diagonal of W_V, shape (d_v,): a factor for each value
+    query: Tensor  # W_Q, shape (d_k, p)
+    key: Tensor  # W_K, shape (d_k, p)
+    value: Tensor  # the diagonal of W_V, shape (d_v,): a factor for each value
 
 
 @dataclass(frozen=True)
 class Memory(Record):
-    """What is known of n clients, a row each."""
+    """Representations and biases of n clients, one row for each."""
 
     representations: Tensor  # Z, shape (n, p)
     values: Tensor  # M, shape (n, d_v)
@@ -70,18 +77,18 @@ class Memory(Record):
 
 @dataclass(frozen=True)
 class KnownClients(Record):
-    """A memory, and whose it is."""
+    """A memory with the names of its clients."""
 
-    names: tuple[str, ...]  # Of the clients, sorted
-    memory: Memory  # What is known of them, in that order
+    names: tuple[str, ...]  # sorted
+    memory: Memory  # in the order of the names
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return a client's z (p,) and m (d_v,)."""
+        """Return a client's Z_i (p,) and M_i (d_v,)."""
         row = self.names.index(name)
         return self.memory.representations[row], self.memory.values[row]
 
     def updated(self, news: Mapping[str, tuple[Tensor, Tensor]]) -> "KnownClients":
-        """Return these clients, with what is new of some of them or of others."""
+        """Return the clients with ``news`` of known or new clients added."""
         if not news:
             return self
         known = {name: self.of(name) for name in self.names} | dict(news)
@@ -93,10 +100,10 @@ class KnownClients(Record):
 def new_attention(
     attention_dim: int, representation_dim: int, num_values: int, rng: RandomKey
 ) -> Attention:
-    """Return an attention that begins as the plain mean of the values.
+    """Return an attention that is initially the plain mean of the values.
 
-    W_Q is zero, so all scores are; W_K is random, N(0, 1/p), so that W_Q has a gradient
-    and W_K gets one with the second step. W_V is the identity.
+    W_Q is zero, so all scores are zero. W_K is random, N(0, 1/p), so that W_Q has a
+    gradient, and W_K has one from the second step on. W_V is the identity.
     """
     shape = (attention_dim, representation_dim)
     with rng.torch():
@@ -107,8 +114,8 @@ def new_attention(
 def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
     """Return the clients nearest to a representation, the nearest first.
 
-    All distances are asked of FAISS, and sorted again: among equally distant clients
-    those of the first rows come first, which FAISS does not promise.
+    FAISS does not define the order of equally distant clients. All distances are
+    therefore sorted again, and of equally distant clients the first rows come first.
     """
     use_one_thread()
     index = faiss.IndexFlatL2(len(representation))
@@ -144,16 +151,18 @@ class FedAttnSettings(Settings):
     Attributes
     ----------
     num_neighbors
-        K, the client itself included; 1 is a client's own biases alone.
+        K, the client itself included; useful from 2 to 20. 1 is a client's own biases.
     attention_dim
-        d_k, the size of queries and keys.
+        d_k, the size of queries and keys; useful from 8 to 128.
     attention_learning_rate
-        Of the server's steps on W_Q, W_K and W_V; 0 leaves the mean of the neighbours.
+        Learning rate of the server's steps on W_Q, W_K and W_V; useful from 0.01 to 1.
+        0 keeps the plain mean of the neighbours.
     bias_prox_weight
-        Pull of a client's biases to the global ones in local training, the first
-        remedy; useful from 0.01 to 10, and 0 is none.
+        Pull of a client's biases towards the global biases in local training, the first
+        remedy; useful from 0.01 to 10. 0 switches it off.
     warm_up_fraction
-        Part of the rounds that are FedAvg, the second remedy; 1 is FedAvg altogether.
+        The fraction of the rounds, at the start, that are FedAvg's, the second remedy;
+        1 is FedAvg.
     """
 
     num_neighbors: PositiveInt = 10
@@ -169,33 +178,31 @@ class FedAttnState(Record):
 
     weights: Tensor  # G, shape (num_weights,)
     attention: Attention  # W_Q, W_K and W_V
-    known: KnownClients  # Z and M of the clients that were visited since the warm-up
-    num_rounds: int  # Rounds that were made
+    known: KnownClients  # Z and M of the clients that took part since the warm-up
+    num_rounds: int  # rounds made
 
 
 @dataclass(frozen=True)
 class FedAttnPayload(Record):
     """The payload of a client."""
 
-    # P_i, shape (num_weights,); G for a client of which nothing is known.
-    weights: Tensor
+    weights: Tensor  # P_i, shape (num_weights,); G for a client without Z_i and M_i
     biases: Tensor  # G's, shape (num_biases,)
-    # attention, memory: With what a client that was never visited makes M̃_i itself:
-    # the matrices, and Z and M of the others. None for these, and before the last
-    # round.
+    # After the last round a client that never took part computes M̃_i itself, from the
+    # matrices and from Z and M of the others. None for all other payloads.
     attention: Attention | None = None
     memory: Memory | None = None
 
 
 @dataclass(frozen=True)
 class FedAttnUpdate(ModelUpdate):
-    """What a client sends back: P_i, trained; M_i are its biases."""
+    """The update of a client: the trained P_i, with M_i as its biases."""
 
     representation: Tensor | None = None  # Z_i, shape (p,); None during the warm-up
 
 
 class FedAttn(Method):
-    """One model, with biases that each client takes from its nearest clients."""
+    """One model, with biases that each client takes from the nearest clients."""
 
     title = "FedAttn"
     needs_num_rounds = "its warm-up is a part of all rounds"
@@ -282,11 +289,11 @@ class FedAttn(Method):
         return wrong_shape(update, representation=(self._embedding_dim,))
 
     def _representation(self, weights: Tensor, examples: Examples) -> Tensor:
-        """Return Z, the mean embedding of some examples, shape (p,)."""
+        """Return Z, the mean embedding of examples, shape (p,)."""
         return self.task.embed(weights, examples.images).mean(dim=0)
 
     def _asked(self, state: FedAttnState, client: str) -> tuple[Tensor, Memory]:
-        """Return Z_i of a client that is known, and what is known of its neighbours."""
+        """Return Z_i of a known client, and Z and M of its neighbours."""
         asks, _ = state.known.of(client)
         return asks, nearest(state.known.memory, asks, self.settings.num_neighbors)
 
@@ -318,9 +325,9 @@ class FedAttn(Method):
 
 
 def bias_mask(task: Task) -> Tensor:
-    """Return which weights are a layer's biases, bool of shape (num_weights,).
+    """Return a mask of all biases, bool of shape (num_weights,).
 
-    torch calls them ``bias``, and those of an LSTM ``bias_ih_l0`` and ``bias_hh_l0``.
+    torch names them ``bias``, and those of an LSTM ``bias_ih_l0`` and ``bias_hh_l0``.
     """
     mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
     for entry in task.model.entries:

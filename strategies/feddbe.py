@@ -1,4 +1,4 @@
-"""FedDBE: FedAvg whose clients keep the bias of their representations to themselves.
+"""FedDBE: FedAvg, with a personal bias that each client adds to its representations.
 
 Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, "Eliminating Domain Bias for Federated
 Learning in Representation Space", NeurIPS 2023: the Domain Bias Eliminator on FedAvg.
@@ -7,23 +7,25 @@ b_i of p numbers, the personalised representation bias memory, and minimises
 
     mean over (x, y) of loss(g(φ(x) + b_i), y)  +  κ/2 · mean_d (z̄_i - z̄)_d²
 
-by φ, g and b_i. z̄_i is the mean of φ(x), kept over the round's mini-batches B as
+by φ, g and b_i. z̄_i is a moving average of φ(x) over the round's mini-batches B,
 
     z̄_i ← (1 - μ) z̄_i + μ mean_{x in B} φ(x)
 
-of which the gradient is that of the last term alone. The consensus z̄ is the mean of
-all clients' z̄_i, weighted by examples, and taken once. The server averages φ and g as
-FedAvg does. A client is served g(φ(x) + b_i); b_i starts at 0, and makes plain steps.
+with a gradient through the last term only. The consensus z̄ is the mean of all clients'
+z̄_i, weighted by examples, and is computed once. The server averages φ and g as FedAvg
+does. A client serves g(φ(x) + b_i); b_i starts at 0 and makes plain gradient steps.
 
-Departures: the paper has an initial phase, in which all clients train once, without b
-and without the regularisation; z̄ is taken from it, and its models are thrown away.
-Here the first round is that phase. So z̄ is that of the round's participants alone,
-their models are averaged like those of any other round, b is trained in it, and one
-round less has the regularisation. Each gives the mean over its training examples after
-that round, not the last moving average, which with μ = 1 is that of one mini-batch. In
-later rounds the moving average starts with the first mini-batch, where the authors'
-code starts at 0, which is far off for clients of few mini-batches. Unseen clients are
-not in the paper: they train b alone.
+Departures from the paper:
+
+- In the paper all clients first train once without b and without regularisation. This
+  phase yields z̄, and its models are discarded. Here the first round is that phase. So z̄
+  comes from the round's participants only, their models are averaged as in any round, b
+  is trained in it, and one round less is regularised.
+- For z̄ a client sends the mean over its training examples after that round, not the
+  last moving average, which with μ = 1 would be that of a single mini-batch.
+- In later rounds the moving average starts with the first mini-batch. The authors' code
+  starts at 0, which is far off for clients with few mini-batches.
+- Unseen clients, which the paper does not treat, train b alone.
 """
 
 from collections.abc import Sequence
@@ -56,20 +58,22 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class FedDBESettings(Settings):
-    """The bias of a client, and how far the mean representation may be from all's.
+    """The bias b of a client, and the regularisation of its mean representation.
 
     Attributes
     ----------
     mean_weight
-        κ, the strength of the mean regularisation. It acts as κ / p: 50 with p = 512,
-        as for the authors' CNN, is as much as 5 with p = 50. 0 leaves it out.
+        κ, the strength of the mean regularisation; useful from 0.1 to 50. It acts as
+        κ / p: 50 with p = 512, as for the authors' CNN, is as strong as 5 with p = 50.
+        0 switches it off.
     mean_momentum
-        μ, how much of the moving average a mini-batch is. 1 is the mini-batch alone.
+        μ, the weight of a mini-batch in the moving average; 1 is the mini-batch alone.
     bias_learning_rate
-        Of b; null is the training section's, as in the paper. Either is multiplied by
-        the schedule's factor. 0 leaves b out; with both left out it is FedAvg.
+        Learning rate of b; null is the training section's, as in the paper. Either is
+        multiplied by the schedule's factor. 0 keeps b at 0; with both parts switched
+        off it is FedAvg.
     unseen_epochs
-        Passes over its data in which a client that was never drawn trains its b.
+        Passes over its data in which an unseen client trains its b.
     """
 
     mean_weight: NonNegativeFloat = 1.0
@@ -82,7 +86,7 @@ class FedDBESettings(Settings):
 class ModelAndMean(Record):
     """The state of the server, and the payload of every client."""
 
-    weights: Tensor  # Of φ and g, shape (num_weights,)
+    weights: Tensor  # of φ and g, shape (num_weights,)
     consensus: Tensor | None = None  # z̄, shape (p,); None before the first round
 
 
@@ -101,7 +105,7 @@ class FedDBEUpdate(ModelUpdate):
 
 
 class FedDBE(Method):
-    """One global model; each client adds a vector of its own to representations."""
+    """One global model; each client adds its own vector to the representations."""
 
     title = "FedDBE"
     source = "Zhang et al. 2023 (NeurIPS), Domain Bias Eliminator on FedAvg"
@@ -125,8 +129,8 @@ class FedDBE(Method):
         if not task.model.module.learns_from_embeddings:
             message = (
                 "found feddbe with a model that learns from more than its embeddings, "
-                "expected one whose loss is of the head on them: representations get "
-                "a bias; set model.all_positions: false, or choose another model"
+                "expected a loss of the head on the embeddings alone, which get a "
+                "bias; set model.all_positions: false, or choose another model"
             )
             raise ConfigError([Problem("method.name", message)])
 
@@ -223,7 +227,7 @@ class FedDBE(Method):
 
 
 class BiasTrainer:
-    """Trains b with the model, or alone; for one call of `local_sgd`."""
+    """Trains b, with or without the model, in one call of `local_sgd`."""
 
     def __init__(
         self,
@@ -237,10 +241,10 @@ class BiasTrainer:
         self._rate = rate
         self._consensus = None if consensus is None else consensus.to(device)
         self._settings = settings
-        self._mean: Tensor | None = None  # z̄_i, of the mini-batches so far
+        self._mean: Tensor | None = None  # z̄_i over the mini-batches so far
 
     def losses(self, module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return what is minimised, of each example, shape (n,)."""
+        """Return the objective of each example, shape (n,)."""
         embeddings = module.embed(inputs)
         losses = head_cross_entropy(module, embeddings + self.bias, labels)
         if self._consensus is None:
@@ -253,7 +257,7 @@ class BiasTrainer:
         return losses + self._settings.mean_weight / 2 * away
 
     def step(self, model: LocalModel) -> Tensor:
-        """Make a step on the model and on b."""
+        """Make a step on b and on the model."""
         loss = self.step_of_bias(model)
         model.step()
         return loss

@@ -8,12 +8,11 @@ of Distributions", NeurIPS 2021, Algorithm 1; Marfoq 2023 (talk),
     E-step  q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i))
     M-step  π_m = mean_i q_i(m), and h_m trained with q_i(m) as weight of example i
 
-The server averages each component over the clients, and a client is served
-Σ_m π_m h_m(x). A client that took no part in training makes the same steps on π alone
-(the talk's "Unseen Clients").
+The server averages each component over the clients, and a client serves Σ_m π_m h_m(x).
+An unseen client makes the same steps on π alone (the talk's "Unseen Clients").
 
-Departure: the paper draws mini-batches for each component apart; here all components
-see the same ones, so that FedEM with one component is FedAvg.
+Departure from the paper: it draws separate mini-batches for each component. Here all
+components share mini-batches, so that FedEM with one component is FedAvg.
 """
 
 from collections.abc import Sequence
@@ -39,12 +38,12 @@ class FedEMSettings(Settings):
     Attributes
     ----------
     num_components
-        M, the shared models: traffic and training cost M times FedAvg's. 3 in the
-        paper; 1 is FedAvg.
+        M, the number of shared models, useful from 2 to 5; traffic and training cost M
+        times FedAvg's. 3 in the paper; 1 is FedAvg.
     unseen_steps
-        E-steps, each with an M-step on π alone, by which a client that took no part in
-        training finds π. 1 is a single pass, as any other client makes; more come
-        nearer to the π under which its data are most likely.
+        E-steps, each with an M-step on π alone, of an unseen client. 1 is a single
+        pass, as for any other client; more steps come closer to the π of maximum
+        likelihood.
     """
 
     num_components: PositiveInt = 3
@@ -53,7 +52,7 @@ class FedEMSettings(Settings):
 
 @dataclass(frozen=True)
 class Components(Record):
-    """The shared models, as the server keeps and sends them."""
+    """The shared models: the state of the server, and the payload of every client."""
 
     components: tuple[Tensor, ...]  # M tensors of shape (num_weights,)
 
@@ -62,22 +61,20 @@ class Components(Record):
 class MixtureState(Record):
     """The state that a client keeps between rounds."""
 
-    # π, shape (M,), summing to 1; uniform before its first round.
-    mixture_weights: Tensor
+    mixture_weights: Tensor  # π, shape (M,), summing to 1
 
 
 @dataclass(frozen=True)
 class ComponentsUpdate(Record):
     """The update of a client."""
 
-    # The trained components, M tensors of shape (num_weights,).
-    components: tuple[Tensor, ...]
+    components: tuple[Tensor, ...]  # trained, M tensors of shape (num_weights,)
     num_examples: int
-    train_loss: float  # Mean over the mini-batches of Σ_m q_i(m) loss(h_m(x_i), y_i)
+    train_loss: float  # mean over the mini-batches of Σ_m q_i(m) loss(h_m(x_i), y_i)
 
 
 class FedEM(Method):
-    """Each client mixes a few shared models with weights of its own."""
+    """Each client mixes the predictions of a few shared models with its own weights."""
 
     title = "FedEM"
     needs_cross_entropy = "its responsibilities take a loss to be -log p(y|x)"
@@ -133,7 +130,6 @@ class FedEM(Method):
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        """Return the mixture whose π is of both splits."""
         num_steps = self.settings.unseen_steps if client_state is None else 1
         start = self._mixture_weights(client_state)
         components = payload.components
@@ -173,19 +169,19 @@ class FedEM(Method):
 def example_losses(
     task: Task, components: Sequence[Tensor], examples: Examples
 ) -> Tensor:
-    """Return loss(h_m(x_i), y_i), shape (n, M), of n examples and M components."""
+    """Return loss(h_m(x_i), y_i) for n examples and M components, shape (n, M)."""
     losses = [task.losses(weights, examples) for weights in components]
     return torch.stack(losses, dim=1)
 
 
 def responsibilities(losses: Tensor, mixture_weights: Tensor) -> Tensor:
-    """Return q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i)), (n, M), of π (M,): the E-step."""
-    # In logarithms: exp(-loss) of a badly fitting component underflows.
+    """Make the E-step, q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i)), shape (n, M)."""
+    # In logarithms, since exp(-loss) of a badly fitting component underflows.
     return torch.softmax(mixture_weights.log() - losses, dim=1)
 
 
 def _fitted(losses: Tensor, start: Tensor, num_steps: int) -> Tensor:
-    """Return π, shape (M,), after E-steps and M-steps on it from ``start``."""
+    """Return π, shape (M,), after ``num_steps`` E-steps and M-steps from ``start``."""
     mixture_weights = start
     for _ in range(num_steps):
         uniform = torch.full_like(start, 1 / len(start))

@@ -1,4 +1,4 @@
-"""FedPAC: features pulled to class centroids, and heads mixed for each client.
+"""FedPAC: features aligned to class centroids, and a mixture of heads for each client.
 
 Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier
 Collaboration", ICLR 2023, Algorithm 1. A participant i with the server's body θ and its
@@ -7,26 +7,31 @@ own head φ_i trains
     φ_i ← SGD on f_i(·, θ), one epoch, θ fixed
     θ_i ← SGD on f_i(φ_i, ·) + λ mean_x |θ(x) - c_y|² / p from θ, φ_i fixed
 
-where c_y, (p,), is the mean embedding of class y over all clients. It sends both, the
-mean embedding of each of its classes under θ_i, and two figures under the θ that it was
-sent, of the n_i vectors z = e_y ⊗ θ(x), which are 0 but for a row y of (c, p): their
-mean h_i, and V_i, the variance of that mean. The server takes the means of the bodies
-and of the class means, both by examples, and for client i the head Σ_j α_ij φ_j with
+where c_y, (p,), is the mean embedding of class y over all clients. It sends both, and
+the mean embedding of each of its classes under θ_i. Under the received θ it also
+computes the n_i vectors z = e_y ⊗ θ(x), shape (c, p), 0 except for row y. It sends
+their mean h_i and V_i, the variance of that mean. The server averages the bodies and
+the class means, both weighted by examples. Client i gets the head Σ_j α_ij φ_j with
 
     α_i = argmin_α Σ_j α_j² V_j + |h_i - Σ_j α_j h_j|²,  α_j ≥ 0, Σ_j α_j = 1
 
-over the participants j: the variance and the bias of an estimate of h_i from all. After
-the last round every client trains once more, as in a round, and is served that.
+over the participants j: the variance plus the squared bias of an estimate of h_i from
+all participants. After the last round every client trains once more, as in a round, and
+serves the result.
 
-Departures: the pull to a class that no client has had is left out, and a class that no
-participant has keeps its c_y (the paper has all clients in all rounds, the authors'
-code takes the client's own mean). The quadratic programme is solved exactly, as one of
-non-negative least squares; the code zeroes weights below 0.001. Means and V are of the
-embeddings in evaluation mode, and clients train in training mode; the code trains in
-evaluation mode too, as a test before the training leaves the network in it, which
-matters with dropout or normalisation. The last training is on both splits. A client
-without a head of its own has the mean of those of the last round, weighted by examples,
-and trains it longer in the end, at the first round's rate.
+Departures from the paper:
+
+- A class that no client has had yet exerts no pull, and a class that no participant of
+  the round has keeps its c_y. In the paper all clients take part in all rounds; the
+  authors' code takes the client's own mean.
+- The quadratic programme is solved exactly, as non-negative least squares; the code
+  sets weights below 0.001 to 0.
+- Means and V use embeddings in evaluation mode, and clients train in training mode. The
+  code trains in evaluation mode, because a test before training leaves the network in
+  it; this matters with dropout or normalisation.
+- The last training uses both splits. A client without a head of its own starts from the
+  mean head of the last round, weighted by examples, and trains it longer, at the
+  learning rate of the first round.
 """
 
 import math
@@ -60,25 +65,26 @@ from knnper.strategies.fedrep import head_then_body
 
 @dataclass(frozen=True)
 class FedPACSettings(Settings):
-    """The two parts of FedPAC, and how a client trains its head.
+    """The two parts of FedPAC, and the training of a client's head.
 
     Attributes
     ----------
     alignment_weight
-        λ of the pull to the class centroids; 1 in the authors' code, 0.1 to 10 to
-        try, and 0 is none.
+        λ of the pull to the class centroids; useful from 0.1 to 10, 1 in the authors'
+        code. 0 switches it off.
     mixes_heads
-        Whether clients get a mixture of the heads, or their own back. Without, and with
-        λ = 0, the rounds are FedRep's.
+        Whether clients receive a mixture of the heads or their own head. Without
+        mixing, and with λ = 0, the rounds are FedRep's.
     head_epochs
         Passes over its data in which a client trains its head before the body, in each
-        round and in the end; 1 in the paper. How long the body is trained is the
-        training section's.
+        round and after the last; 1 in the paper. The training section sets how long the
+        body is trained.
     head_learning_rate
-        Of the head; 0.1 in the authors' code, where that of the body is 0.01. Null is
-        the training section's. Either is multiplied by the schedule's factor.
+        Learning rate of the head; null is the training section's. 0.1 in the authors'
+        code, which has 0.01 for the body. Either is multiplied by the schedule's
+        factor.
     unseen_epochs
-        The same passes in the end of a client that was never drawn.
+        The same passes of an unseen client.
     """
 
     alignment_weight: NonNegativeFloat = 1.0
@@ -92,35 +98,34 @@ class FedPACSettings(Settings):
 class FedPACState(Record):
     """The server's state."""
 
-    weights: Tensor  # θ, and the mean of the heads: shape (num_weights,)
-    centroids: Tensor  # The classes' mean embeddings, shape (c, p); 0 where unknown
-    known: Tensor  # Which are known: 1, or 0, shape (c,)
-    # φ_i, shape (num_head,), of the clients that took part, by their names.
-    heads: dict[str, Tensor]
+    weights: Tensor  # θ and the mean head, shape (num_weights,)
+    centroids: Tensor  # c_y, shape (c, p); 0 if unknown
+    known: Tensor  # 1 for each class with a known centroid, else 0; shape (c,)
+    heads: dict[str, Tensor]  # φ_i, shape (num_head,), by the names of the participants
 
 
 @dataclass(frozen=True)
 class FedPACPayload(Record):
     """The payload of a client."""
 
-    weights: Tensor  # As the server's
+    weights: Tensor  # as in `FedPACState`
     centroids: Tensor
     known: Tensor
-    head: Tensor | None  # φ_i, shape (num_head,); None of one that never took part
+    head: Tensor | None  # φ_i, shape (num_head,); None for an unseen client
 
 
 @dataclass(frozen=True)
 class FedPACUpdate(ModelUpdate):
     """The update of a client."""
 
-    shares: Tensor  # Of the classes in its examples, shape (c,), summing to 1
-    class_means: Tensor  # Under what it trained, shape (c, p); 0 where it has none
+    shares: Tensor  # class frequencies of its examples, shape (c,), summing to 1
+    class_means: Tensor  # mean embeddings under θ_i, shape (c, p); 0 without examples
     mean: Tensor  # h_i, shape (c, p)
     variance: float  # V_i
 
 
 class FedPAC(Method):
-    """A shared body, aligned to class centroids; each client has a mixture of heads."""
+    """A shared body, aligned to class centroids, with a mixture of heads per client."""
 
     title = "FedPAC"
     source = "Xu et al. 2023, Algorithm 1"
@@ -144,7 +149,7 @@ class FedPAC(Method):
         self._head = task.head_mask
         if bool(self._head[: task.model.num_parameters].all()):
             message = (
-                "found a model of which only the head is trained, expected a body too, "
+                "found a model in which only the head is trained, expected a body too, "
                 "which fedpac aligns; choose another model, or another model.trained"
             )
             raise ConfigError([Problem("method.name", message)])
@@ -173,7 +178,7 @@ class FedPAC(Method):
         examples, epochs = data.train, self.settings.head_epochs
         received = self.task.embed(payload.weights, examples.images)
         _, mean = self._of_classes(received, examples)
-        # E|z - E z|² / n; |z| = |θ(x)|, as one row of z is it.
+        # The variance is E|z - E z|² / n, and |z| = |θ(x)|, the only row of z.
         spread = received.double().square().sum(dim=1).mean() - mean.square().sum()
         trained = self._trained(payload, examples, epochs, server_round, rng)
         embeddings = self.task.embed(trained.weights, examples.images)
@@ -191,7 +196,7 @@ class FedPAC(Method):
     def _of_classes(
         self, embeddings: Tensor, examples: Examples
     ) -> tuple[Tensor, Tensor]:
-        """Return the classes' shares (c,), and the mean of e_y ⊗ θ(x), (c, p)."""
+        """Return the class frequencies (c,), and the mean of e_y ⊗ θ(x), (c, p)."""
         of_each = functional.one_hot(examples.labels, self._shape[0]).double()
         return of_each.mean(dim=0), of_each.T @ embeddings.double() / len(examples)
 
@@ -241,25 +246,21 @@ class FedPAC(Method):
     def aggregate(
         self, state: FedPACState, updates: Updates[FedPACUpdate]
     ) -> FedPACState:
-        # By name: what is mixed does not depend on who answered first.
+        # Sorted by name, so that the heads do not depend on the order of replies.
         replies = dict(sorted(updates, key=itemgetter(0)))
-        updates_of_seen = replies.values()
-        sizes = torch.tensor([update.num_examples for update in updates_of_seen])
-        counts = (
-            sizes[:, None]
-            * torch.stack([update.shares for update in updates_of_seen]).double()
-        )
-        rows = torch.stack([update.class_means for update in updates_of_seen]).double()
+        sizes = torch.tensor([update.num_examples for update in replies.values()])
+        shares = torch.stack([update.shares for update in replies.values()])
+        counts = sizes[:, None] * shares.double()
+        rows = torch.stack([update.class_means for update in replies.values()]).double()
         total = counts.sum(dim=0)
         means = (counts[:, :, None] * rows).sum(dim=0) / denominator(total[:, None])
         is_new = total > 0
-        heads = torch.stack([update.weights[self._head] for update in updates_of_seen])
+        heads = torch.stack([update.weights[self._head] for update in replies.values()])
         if self.settings.mixes_heads:
+            h = torch.stack([update.mean.flatten() for update in replies.values()])
             mixed = combinations(
-                np.array([update.variance for update in updates_of_seen]),
-                torch.stack([update.mean.flatten() for update in updates_of_seen])
-                .double()
-                .numpy(),
+                np.array([update.variance for update in replies.values()]),
+                h.double().numpy(),
             )
             heads = (torch.from_numpy(mixed) @ heads.double()).float()
         return FedPACState(
@@ -291,17 +292,17 @@ class FedPAC(Method):
 def combinations(
     variances: NDArray[np.float64], means: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the weights α_ij with which client i mixes the heads of all, shape (m, m).
+    """Return the weights α_ij of head j in the mixture of client i, shape (m, m).
 
     ``variances`` are V, shape (m,), and ``means`` h as vectors, (m, d). Row i minimises
     αᵀ P α with P = diag(V) + D Dᵀ, where D has the rows h_j - h_i, over α ≥ 0 that sum
     to 1. By the conditions of Karush, Kuhn and Tucker it is β / Σ β, of the β ≥ 0 that
     minimises βᵀ P β - 2 Σ β, or |R β - R⁻ᵀ 1|² with P = Rᵀ R.
     """
-    # It takes a quarter of a second to import, for which others need not wait.
+    # Imported here: the import takes a quarter of a second.
     from scipy.optimize import nnls
 
-    # Of the size of their differences, as are the errors of the differences below.
+    # Centred, so that the rounding errors of the differences below are small.
     centered = means - means.mean(axis=0)
     products = centered @ centered.T
     rows = []
@@ -309,7 +310,7 @@ def combinations(
         cross = products - products[i] - products[:, i : i + 1] + products[i, i]
         programme = np.diag(variances) + cross
         programme /= np.trace(programme) / len(programme) or 1.0
-        # Clients that are alike, of one example: P is singular without.
+        # Without this, P is singular for equal clients with one example each.
         programme += 1e-9 * np.eye(len(programme))
         upper = np.linalg.cholesky(programme).T
         target = np.linalg.solve(upper.T, np.ones(len(programme)))

@@ -7,11 +7,13 @@ together,
 
     (W_B, W_Pj) ← SGD from (W_B of the server, W_Pj of its last round)
 
-and sends W_B only, of which the server takes W_B = Σ_j γ_j W_Bj with γ_j = n_j / Σ n.
+and sends W_B only. The server takes W_B = Σ_j γ_j W_Bj with γ_j = n_j / Σ n.
 
-Departures: γ_j is normalised over the clients that replied, not over all. The paper
-counts the blocks of a network with skip connections as layers; here every convolution
-and every linear layer counts.
+Departures from the paper:
+
+- γ_j is normalised over the clients that replied, not over all.
+- The paper counts the blocks of a network with skip connections as layers; here every
+  convolution and every linear layer counts.
 """
 
 from dataclasses import dataclass
@@ -23,16 +25,16 @@ from knnper.strategies.core.task import Task
 
 @dataclass(frozen=True)
 class FedPerSettings(Settings):
-    """Which part is personal.
+    """The personal part of the model.
 
     Attributes
     ----------
     num_personal_layers
         K_P, the personalisation layers, counted from the end: linear layers or
         convolutions, each with the normalisation behind it. 1 to 4 in the paper; 1 is
-        the head of all models here, 0 is FedAvg.
+        the head, 0 is FedAvg.
     unseen_epochs
-        Passes over its data in which a client that was never drawn trains them.
+        Passes over its data in which an unseen client trains these layers.
     """
 
     num_personal_layers: NonNegativeInt = 1
@@ -40,7 +42,7 @@ class FedPerSettings(Settings):
 
 
 class FedPer(PartlyShared):
-    """A shared model whose last layers stay with each client."""
+    """A shared model, except for the last layers, which stay with each client."""
 
     title = "FedPer"
     source = "Arivazhagan et al. 2019, Algorithms 1 and 2"

@@ -1,25 +1,31 @@
 """FedProto: clients share the mean representation of each class, and no model.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across
-Heterogeneous Clients", AAAI 2022, Algorithm 1. A client i with the model g_i on top of
-φ_i, which never leaves it, minimises over its examples (x, y)
+Heterogeneous Clients", AAAI 2022, Algorithm 1. A client i with its own model, the head
+g_i on the representation φ_i, minimises over its examples (x, y)
 
     loss(g_i(φ_i(x)), y)  +  λ mean_d (φ_i(x) - C_y)_d²
 
 and sends its prototypes C_ij, the means of φ_i(x) over its examples of class j. The
 server takes C_j = Σ_i w_ij C_ij / Σ_i w_ij over the clients that have the class, with
-w_ij its examples of it. In the end the class of the nearest C_j is predicted.
+w_ij the number of their examples of it. A client finally predicts the class of the
+nearest C_j.
 
-Departures: Eq. 6 divides by the number of those clients, too, which shrinks C_j; with
-``equal``, w_ij = 1, it is the mean of the authors' code. The paper pulls the mean of a
-class in a mini-batch by a distance; the squares of single examples are the authors'
-code. The prototypes are of the trained model, as in Eq. 3, where that code takes the
-representations of the last epoch as they come. The authors' code asks for the nearest
-prototype among a client's own classes only; here, as in the paper, it may be of any.
-A class that no participant of a round has keeps its prototype. All clients have the
-same architecture and initial weights, and probabilities are softmax(-||φ(x) - C_j||²).
-Unseen clients are not in the paper: they train a model of their own like any other, but
-towards the last prototypes from the beginning.
+Departures from the paper:
+
+- Eq. 6 also divides by the number of clients that have the class, which shrinks C_j.
+  With ``client_weights: equal``, w_ij = 1 and C_j is the mean of the authors' code.
+- The paper pulls the class mean of a mini-batch by a distance; here, as in the authors'
+  code, the pull is the squared distance of single examples.
+- Prototypes are computed with the trained model, as in Eq. 3; the code collects the
+  representations of the last epoch while the model still changes.
+- The nearest prototype may be of any class, as in the paper; the code considers a
+  client's own classes only.
+- A class that no participant of a round has keeps its prototype.
+- All clients have the same architecture and initial weights. Probabilities are
+  softmax(-||φ(x) - C_j||²).
+- Unseen clients, which the paper does not treat, train their own model in the same way,
+  but towards the last prototypes from the start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,21 +60,22 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class FedProtoSettings(Settings):
-    """What prototypes are for, in training and in the end.
+    """The use of the prototypes in training and in prediction.
 
     Attributes
     ----------
     prototype_weight
-        λ; the authors take 1, and 0.1 for CIFAR-10. 0 is `local` on the training split.
+        λ; useful from 0.1 to 10. The authors take 1, and 0.1 for CIFAR-10. 0 is `local`
+        on the training split.
     client_weights
-        Whether clients count as their examples of a class do (``size``, the paper's),
-        or the same (``equal``, the authors' code).
+        The weights of clients in a prototype: their examples of the class (``size``, as
+        in the paper), or 1 (``equal``, as in the authors' code).
     prediction
-        What predicts: the nearest ``prototype``, as in the paper, or the client's own
+        The classifier: the nearest ``prototype``, as in the paper, or the client's own
         ``head``, which the authors' code evaluates as well.
     unseen_rounds
-        Rounds' worth of training of a client that was never drawn; null is
-        ``training.num_rounds``, as long as one that takes part in every round.
+        Training of an unseen client, in rounds; null is ``training.num_rounds``, as for
+        a client that takes part in every round.
     """
 
     prototype_weight: NonNegativeFloat = 1.0
@@ -78,25 +85,25 @@ class FedProtoSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Prototypes(Record):
-    """The global prototypes, as the server keeps and sends them."""
+class GlobalPrototypes(Record):
+    """The prototypes: the state of the server, and the payload of every client."""
 
-    means: Tensor  # C, shape (num_classes, p); 0 for a class that nobody had yet
-    known: Tensor  # 1 for each other class, else 0: shape (num_classes,)
+    means: Tensor  # C, shape (num_classes, p); 0 for a class without examples so far
+    known: Tensor  # 1 for each class with a prototype, else 0; shape (num_classes,)
 
 
 @dataclass(frozen=True)
 class FedProtoUpdate(Record):
     """The update of a client."""
 
-    means: Tensor  # C_i, shape (num_classes, p); 0 for a class that it does not have
-    shares: Tensor  # The part of its examples that is of each class: (num_classes,)
+    means: Tensor  # C_i, shape (num_classes, p); 0 for a class without examples
+    shares: Tensor  # class frequencies of its examples, shape (num_classes,)
     num_examples: int
-    train_loss: float  # With the distance
+    train_loss: float  # with the pull
 
 
 class FedProto(Method):
-    """Each client trains a model of its own, pulled towards shared class means."""
+    """Each client trains its own model, pulled towards shared class means."""
 
     title = "FedProto"
     source = "Tan et al. 2022 (AAAI), Algorithm 1"
@@ -109,8 +116,8 @@ class FedProto(Method):
     reference_title = None
     serves_one_model = False
     needs_metrics = True
-    state_type = Prototypes
-    payload_type = Prototypes
+    state_type = GlobalPrototypes
+    payload_type = GlobalPrototypes
     update_type = FedProtoUpdate
     client_state_type = ModelState
 
@@ -126,14 +133,16 @@ class FedProto(Method):
         message = (
             "found buffered with a staleness_exponent of "
             f"{timing.staleness_exponent:g} and a server_rate of "
-            f"{timing.server_rate:g}, expected 0 and 1: prototypes are no changes of "
-            "what a client was sent, which could weigh less"
+            f"{timing.server_rate:g}, expected 0 and 1: prototypes are no differences "
+            "from a payload, which could be weighted"
         )
         return (Problem("training.timing", message),)
 
-    def init(self, clients: Sequence[str], rng: RandomKey) -> Prototypes:
+    def init(self, clients: Sequence[str], rng: RandomKey) -> GlobalPrototypes:
         num_classes, size = self._shape
-        return Prototypes(torch.zeros(num_classes, size), torch.zeros(num_classes))
+        return GlobalPrototypes(
+            torch.zeros(num_classes, size), torch.zeros(num_classes)
+        )
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -141,7 +150,7 @@ class FedProto(Method):
 
     def client_update(
         self,
-        payload: Prototypes,
+        payload: GlobalPrototypes,
         client_state: ModelState | None,
         data: ClientData,
         server_round: int,
@@ -165,7 +174,7 @@ class FedProto(Method):
     def _trained(
         self,
         weights: Tensor,
-        prototypes: Prototypes,
+        prototypes: GlobalPrototypes,
         examples: Examples,
         server_round: int,
         rng: RandomKey,
@@ -176,8 +185,8 @@ class FedProto(Method):
         return local_sgd(self.task, weights, examples, rate, rng, objective=losses)
 
     def aggregate(
-        self, state: Prototypes, updates: Updates[FedProtoUpdate]
-    ) -> Prototypes:
+        self, state: GlobalPrototypes, updates: Updates[FedProtoUpdate]
+    ) -> GlobalPrototypes:
         sums = torch.zeros(self._shape, dtype=torch.float64)
         totals = torch.zeros(len(sums), dtype=torch.float64)
         for _, update in updates:
@@ -188,14 +197,14 @@ class FedProto(Method):
             totals += counts
         present = totals > 0
         means = (sums / totals.where(present, 1.0)[:, None]).float()
-        return Prototypes(
+        return GlobalPrototypes(
             torch.where(present[:, None], means, state.means),
             torch.maximum(state.known, present.float()),
         )
 
     def personalize(
         self,
-        payload: Prototypes,
+        payload: GlobalPrototypes,
         client_state: ModelState | None,
         data: ClientData,
         rng: RandomKey,
@@ -223,7 +232,9 @@ class FedProto(Method):
             return served(client_state.weights)
         return on_both_splits(data, train)
 
-    def update_problem(self, payload: Prototypes, update: FedProtoUpdate) -> str | None:
+    def update_problem(
+        self, payload: GlobalPrototypes, update: FedProtoUpdate
+    ) -> str | None:
         problem = wrong_shape(update, means=self._shape, shares=self._shape[:1])
         shares = update.shares
         if problem is None and not (shares.min() >= 0 and shares.sum() <= 1.001):
@@ -231,14 +242,18 @@ class FedProto(Method):
         return problem
 
     def started_from(
-        self, payload: Prototypes, update: FedProtoUpdate
+        self, payload: GlobalPrototypes, update: FedProtoUpdate
     ) -> Mapping[str, Tensor]:
-        # Nothing: prototypes grow with representations, as fast as clients learn.
+        # Prototypes do not start from the payload's: representations may change their
+        # scale in a round, so distances from the payload mean nothing.
         return {}
 
 
 def near_centers(centers: Tensor, strengths: Tensor, device: torch.device) -> Objective:
-    """Return loss(h(x), y) + s_y mean_d (φ(x) - c_y)_d², of c (c, p) and s (c,)."""
+    """Return the objective loss(h(x), y) + s_y mean_d (φ(x) - c_y)_d².
+
+    ``centers`` are c, shape (c, p), and ``strengths`` s, shape (c,).
+    """
     centers, strengths = centers.to(device), strengths.to(device)
 
     def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -256,18 +271,19 @@ def near_centers(centers: Tensor, strengths: Tensor, device: torch.device) -> Ob
 def class_means(
     embeddings: Tensor, labels: Tensor, num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the classes' counts (c,), and the means of their embeddings (c, p).
+    """Return the examples of each class (c,), and their mean embeddings (c, p).
 
-    Of ``embeddings`` (n, p) and ``labels`` (n,); the mean of no examples is 0.
+    ``embeddings`` are of shape (n, p) and ``labels`` (n,); the mean of no examples is
+    0.
     """
     of_each = functional.one_hot(labels, num_classes).to(embeddings)
     counts = of_each.sum(dim=0)
     return counts, of_each.T @ embeddings / counts.clamp_min(1)[:, None]
 
 
-def nearest_prototype(prototypes: Prototypes, embeddings: Tensor) -> Tensor:
+def nearest_prototype(prototypes: GlobalPrototypes, embeddings: Tensor) -> Tensor:
     """Return softmax(-||z - C_j||²) over the known classes, (n, num_classes)."""
-    # Each row by itself: the products of a faster way round where rows are far out.
+    # Without matrix products, which are faster but inaccurate for large embeddings.
     exact = "donot_use_mm_for_euclid_dist"
     squares = torch.cdist(embeddings, prototypes.means, compute_mode=exact).square()
     return torch.softmax(-squares.where(prototypes.known > 0, torch.inf), dim=1)

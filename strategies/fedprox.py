@@ -1,17 +1,18 @@
-"""FedProx: FedAvg whose clients are pulled towards the global model.
+"""FedProx: FedAvg, with clients pulled towards the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous
-Networks", MLSys 2020, Algorithm 2; Marfoq 2023 (talk). With the global
-model w of the round, a client minimises f(y) + μ/2 ||y - w||² by steps
+Networks", MLSys 2020, Algorithm 2; Marfoq 2023 (talk). With the global model w of the
+round, a client minimises f(y) + μ/2 ||y - w||² by steps
 
     y ← (y - η g(y) + η μ w) / (1 + η μ)
 
-where g is the gradient of f on a mini-batch, with that of weight decay.
+where g is the gradient of f, weight decay included, on a mini-batch.
 
-Departures: the pull is taken at the end of a step, see
-`knnper.strategies.core.training`; the number of local steps is fixed, where the paper
-allows any inexact solution; clients are drawn uniformly and weighted by their number of
-examples, as in FedAvg.
+Departures from the paper:
+
+- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.training`.
+- The number of local steps is fixed; the paper allows any inexact solution.
+- Clients are sampled uniformly and weighted by their examples, as in FedAvg.
 """
 
 from dataclasses import dataclass
@@ -27,12 +28,12 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedProxSettings(Settings):
-    """How far a client may go.
+    """The pull towards the global model.
 
     Attributes
     ----------
     prox_weight
-        μ, 0.001 to 1 in the paper; 0 is FedAvg.
+        μ; 0.001 to 1 in the paper. 0 is FedAvg.
     """
 
     prox_weight: NonNegativeFloat = 0.1

@@ -1,22 +1,25 @@
-"""FedRoD: a shared model under a balanced loss, and a head of each client's own on top.
+"""FedRoD: a shared model with a balanced loss, and a personal head added to its head.
 
 Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image
-Classification", ICLR 2022, section 4, Fed-RoD (linear). Of z = φ(x) the generic head G
-and the personal head P_m of client m give logits (n, c). A step on a mini-batch is
+Classification", ICLR 2022, section 4, Fed-RoD (linear). From z = φ(x) the generic head
+G and the personal head P_m of client m compute logits (n, c). A step on a mini-batch is
 
     (φ, G) ← SGD on -log( N_my^γ exp G_y(z) / Σ_c N_mc^γ exp G_c(z) )
     P_m ← SGD on -log softmax(G(z) + P_m(z))_y, z and G(z) fixed
 
 where N_mc counts the client's training examples of class c: the balanced softmax of Ren
 et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020. The
-server takes the mean of the (φ, G), as FedAvg; P_m stays with the client, which is
-served softmax(G(z) + P_m(z)). Both heads are linear, so that this is one model with the
-head G + P_m.
+server averages the (φ, G), as FedAvg does; P_m stays with the client, which serves
+softmax(G(z) + P_m(z)). Both heads are linear, so this is one model with the head
+G + P_m.
 
-Departures: only the linear P_m; the variant in which a hypernetwork makes it of a
-client's class frequencies is left out. P_m starts from 0, with which a client is served
-the generic model, and has no dropout. An unseen client trains it from there on the
-fixed generic model; weight decay then acts on G + P_m.
+Departures from the paper:
+
+- Only the linear P_m is implemented, not the variant in which a hypernetwork generates
+  it from a client's class frequencies.
+- P_m starts at 0, where a client serves the generic model, and has no dropout.
+- An unseen client trains P_m on the fixed generic model; weight decay then acts on
+  G + P_m.
 """
 
 from dataclasses import dataclass

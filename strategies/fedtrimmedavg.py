@@ -1,17 +1,17 @@
-"""FedMedian and FedTrimmedAvg: each weight is a median, or a mean but for the extremes.
+"""FedMedian and FedTrimmedAvg: each weight is a median or a trimmed mean.
 
 Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
-Optimal Statistical Rates", ICML 2018, Definitions 1 and 2 and Algorithm 1, on models
-where the paper has gradients, for each coordinate j:
+Optimal Statistical Rates", ICML 2018, Definitions 1 and 2 and Algorithm 1. The paper
+aggregates gradients; here models are aggregated, for each coordinate j:
 
     w_j ← median_k w_{k,j}                                     (Option I, FedMedian)
     w_j ← the mean of the w_{k,j} without the ⌊β n⌋ smallest
           and the ⌊β n⌋ largest of n                      (Option II, FedTrimmedAvg)
 
-All updates of a round are held at once. Every client counts the same, whatever its
-number of examples, as in the paper: with β = 0 it is the plain mean, not FedAvg's.
-Buffers such as BatchNorm's running statistics are treated like parameters: what is
-chosen lies between what clients sent.
+The server holds all updates of a round at once. As in the paper, every client counts
+the same, whatever its number of examples: β = 0 is the plain mean, not FedAvg's.
+Buffers such as BatchNorm's running statistics are treated like parameters, which is
+safe, since the result lies between the clients' values.
 """
 
 import math
@@ -27,7 +27,7 @@ from knnper.strategies.fedavg import FedAvg
 
 
 class FedMedian(FedAvg):
-    """Each weight is the median of the clients'; for up to half bad clients."""
+    """Each weight is the clients' median; robust to fewer than half bad clients."""
 
     name = "fedmedian"
     title = "FedMedian"
@@ -40,20 +40,20 @@ class FedMedian(FedAvg):
 
 @dataclass(frozen=True)
 class FedTrimmedAvgSettings(Settings):
-    """How much is left out.
+    """The values that the mean leaves out.
 
     Attributes
     ----------
     trimmed_fraction
-        β, [0, ½): of each end. At least the fraction of bad clients. The default is
-        Flower's.
+        β, the fraction left out at each end, [0, ½); at least the fraction of bad
+        clients. The default is Flower's.
     """
 
     trimmed_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
 
 
 class FedTrimmedAvg(FedAvg):
-    """Each weight is the mean of the clients', without the extreme ones."""
+    """Each weight is the clients' mean without the largest and smallest values."""
 
     title = "FedTrimmedAvg"
     source = "Yin et al. 2018, Algorithm 1, Option II"
@@ -68,9 +68,9 @@ class FedTrimmedAvg(FedAvg):
 
 
 def trimmed_at_each_end(fraction: float, num_values: int) -> int:
-    """Return ⌊β n⌋ for the decimal number that β is written as.
+    """Return ⌊β n⌋, with β as a decimal number.
 
-    The product of floats falls short of some: 0.29 · 100 is 28.999...
+    The product of floats can be too small: 0.29 · 100 is 28.999...
     """
     most = (num_values - 1) // 2
     return min(math.floor(fraction * num_values + 1e-9), most)

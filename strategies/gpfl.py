@@ -1,25 +1,28 @@
-"""GPFL: a body trained towards shared class embeddings and for each client's own head.
+"""GPFL: a shared body, trained for shared class embeddings and for personal heads.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan, "GPFL: Simultaneously Learning Global and
 Personalized Feature Information for Personalized Federated Learning", ICCV 2023. Beside
-the body φ all clients share an embedding E_y, (p,), of each class and the conditional
-valve, which a condition v, (p,), sets to
+the body φ all clients share an embedding E_y, (p,), of each class, and the conditional
+valve. A condition v, (p,), sets the valve to
 
     V(z, v) = ReLU(z ⊙ (1 + γ(v)) + β(v)),  γ, β: LayerNorm(ReLU(linear(v)))
 
-A client i with class frequencies π_i starts from Ē = E as it was sent, v = mean_y Ē_y
-and v_i = Σ_y π_iy Ē_y, and minimises by φ, its own head h_i, E and V the mean of
+A client i with class frequencies π_i receives Ē = E, and sets v = mean_y Ē_y and
+v_i = Σ_y π_iy Ē_y. It minimises, by φ, its own head h_i, E and V, the mean of
 
     loss(h_i(V(φ(x), v_i)), y)  -  log softmax(cos(V(φ(x), v), E))_y
         +  λ |V(φ(x), v) - Ē_y|
 
-with a weight decay of E and V, μ. The server takes the means of φ, E and V. A client is
-served h_i(V(φ(x), v_i)).
+with weight decay μ on E and V. The server averages φ, E and V. A client serves
+h_i(V(φ(x), v_i)).
 
-Departures: the authors' code makes v and v_i of the embeddings that the client trained
-in its last round, and of 0 before; here, they are of those that it was sent. There the
-last term is the norm of all of a mini-batch, which grows with its size; here, the mean
-of each example's. Unseen clients train a head on the last φ, E and V.
+Departures from the paper:
+
+- The authors' code computes v and v_i from the embeddings that the client trained in
+  its last round, and uses 0 before; here they are computed from the received ones.
+- The last term is the mean of each example's norm. In the code it is the norm of the
+  whole mini-batch, which grows with the batch size.
+- Unseen clients train a head on the last φ, E and V.
 """
 
 from collections.abc import Mapping, Sequence

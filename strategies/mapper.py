@@ -1,37 +1,39 @@
 """Mapper: a central model and a local one at each client, and their mixture.
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
-Federated Learning", 2020, section 6 and appendix E.2. A client that takes part in a
-round, with h_c the central model that it is sent:
+Federated Learning", 2020, section 6 and appendix E.2. A participant of a round, with
+h_c the received central model, does:
 
     1. for each λ of a cover of [0, 1]
        h_λ = argmin_h L(λ h + (1 - λ) h_c)                          (Eq. 10)
     2. λ*, h_l = argmin over these pairs of L(λ h_λ + (1 - λ) h_c)  (Eq. 11)
     3. train h_c on L(λ* h_l + (1 - λ*) h_c) with h_l fixed         (Eq. 12)
 
-Here h are probabilities and L is the log-loss of the mixture of them; where a model
-learns from several predictions of an example, the mean over these, each a mixture. Each
-h_λ starts from h_c (appendix F.2). After the last round every client does 1. and 2.
+Here h are probabilities and L is the log-loss of their mixture; for a model that makes
+several predictions for an example, L is the mean over these, each a mixture. Each h_λ
+starts from h_c (appendix F.2). After the last round every client does steps 1 and 2
 once more.
 
-In two stages, a personalisation on top of any method that serves one model (section 6:
-"a common approach for model interpolation in practice is to first train the central
-model and then train the local model separately and find the best interpolation
-coefficients"), h_l is trained once, on its own loss, from the weights of h_c. So with
-λ = 1 it is fine-tuning, with λ = 0 the method is as it was; of equal λ the smallest is
-taken.
+The two-stage variant is a personalisation on top of any method that serves one model
+(section 6: "a common approach for model interpolation in practice is to first train the
+central model and then train the local model separately and find the best interpolation
+coefficients"). It trains h_l once, on its own loss, from the weights of h_c. So λ = 1
+is fine-tuning and λ = 0 is the method itself; of equally good λ the smallest wins.
 
-With a cover of 0 alone it is FedAvg. Where λ* is 1 the central model has no part in the
-loss of 3. and the client returns it as it is, without weight decay or new statistics of
-BatchNorm; with a cover of 1 alone it is never trained, and clients are served what they
-train from it on their own.
+With a cover of 0 alone Mapper is FedAvg. If λ* is 1, the loss of step 3 does not depend
+on the central model. The client then returns it unchanged, without weight decay or new
+statistics of BatchNorm. With a cover of 1 alone the central model is never trained, and
+each client serves a model trained on its own data.
 
-The text has lost the formulas; they are as in the original paper. Departures: the
-client compares the pairs of 2. on its validation split where it has one, since on the
-data that h_λ was trained on the larger λ nearly always wins; else on its training
-split, as the paper does. What is served is h_l trained anew on both splits with λ*.
-Step 3 is the local training of FedAvg, and several clients take part in a round. The
-first rounds are FedAvg's: while h_c is random λ* is 1, with which it is not trained.
+Departures from the paper:
+
+- A client with validation data compares the pairs of step 2 on it; on the data that h_λ
+  was trained on the larger λ nearly always wins. A client without uses its training
+  split, as the paper does.
+- A client serves an h_l trained with λ* on both splits.
+- Step 3 is the local training of FedAvg, and several clients take part in a round.
+- The first rounds are FedAvg's. With a random h_c, λ* is 1, and h_c is never trained.
+- The copy of the paper at hand lacks the formulas; they are those of the original.
 """
 
 import copy

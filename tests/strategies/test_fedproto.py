@@ -14,7 +14,7 @@ from knnper.strategies.fedproto import (
     FedProto,
     FedProtoSettings,
     FedProtoUpdate,
-    Prototypes,
+    GlobalPrototypes,
     nearest_prototype,
 )
 from tests.strategies.tiny import (
@@ -47,7 +47,7 @@ def test_the_first_round_by_hand() -> None:
 
 def test_a_later_round_by_hand() -> None:
     # Class 1 has no prototype: its examples are not pulled to the 0 that stands there.
-    payload = Prototypes(torch.tensor([[2.0], [0.0]]), torch.tensor([1.0, 0.0]))
+    payload = GlobalPrototypes(torch.tensor([[2.0], [0.0]]), torch.tensor([1.0, 0.0]))
     memory = ModelState(torch.tensor([1.0, 1.0]))
     method = method_of(prototype_weight=0.25)
     after, update = method.client_update(payload, memory, white([0, 1]), 2, KEY)
@@ -64,7 +64,7 @@ def test_the_mean_of_prototypes_by_hand(weights: str, first: float) -> None:
     method = method_of(client_weights=weights)
     of_a = FedProtoUpdate(torch.tensor([[1.0], [0]]), torch.tensor([1.0, 0]), 6, 0.5)
     of_b = FedProtoUpdate(torch.tensor([[5.0], [7]]), torch.tensor([0.5, 0.5]), 4, 0.5)
-    before = Prototypes(torch.tensor([[9.0], [8.0]]), torch.tensor([0.0, 1.0]))
+    before = GlobalPrototypes(torch.tensor([[9.0], [8.0]]), torch.tensor([0.0, 1.0]))
     after = method.aggregate(before, iter([("a", of_a), ("b", of_b)]))
     # By size: (6 · 1 + 2 · 5) / 8.
     assert after.means.flatten().tolist() == [first, 7.0]
@@ -77,7 +77,7 @@ def test_the_mean_of_prototypes_by_hand(weights: str, first: float) -> None:
 
 def test_the_nearest_known_prototype_is_predicted() -> None:
     means = torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]])
-    prototypes = Prototypes(means, torch.tensor([1.0, 1.0, 0.0]))
+    prototypes = GlobalPrototypes(means, torch.tensor([1.0, 1.0, 0.0]))
     found = nearest_prototype(prototypes, torch.tensor([[1.0, 1.0], [3.0, 4.0]]))
     # Squared distances 2 and 13, then 25 and 0; the third class is not known.
     rows = [[1 / (1 + math.exp(-11)), 1 / (1 + math.exp(11)), 0.0], [0.0, 1.0, 0.0]]
@@ -86,7 +86,7 @@ def test_the_nearest_known_prototype_is_predicted() -> None:
 
 
 def test_what_predicts_is_chosen() -> None:
-    payload = Prototypes(torch.tensor([[0.0], [2.0]]), torch.ones(2))
+    payload = GlobalPrototypes(torch.tensor([[0.0], [2.0]]), torch.ones(2))
     memory, data = ModelState(torch.tensor([2.0, 1.0])), white([0])
     # z = 2 is class 1's prototype; the head is for class 0, with logits (2, -2).
     for prediction, right in (("prototype", 4.0), ("head", -4.0)):
@@ -95,14 +95,14 @@ def test_what_predicts_is_chosen() -> None:
         expected = torch.tensor(right).sigmoid().item()
         assert served(data.train.images)[0, 1].item() == pytest.approx(expected)
         assert served.without_validation() is served
-    nothing = Prototypes(torch.zeros(2, 1), torch.zeros(2))
+    nothing = GlobalPrototypes(torch.zeros(2, 1), torch.zeros(2))
     rows = method_of().personalize(nothing, memory, data, KEY)(data.train.images)
     # Without a prototype there is the head alone.
     assert rows[0, 1].item() == pytest.approx(expected)
 
 
 def test_an_unseen_client_trains_as_long_as_the_others_towards_the_prototypes() -> None:
-    payload = Prototypes(torch.tensor([[2.0], [0.0]]), torch.tensor([1.0, 0.0]))
+    payload = GlobalPrototypes(torch.tensor([[2.0], [0.0]]), torch.tensor([1.0, 0.0]))
     two = replace(HALF, num_rounds=2)
     data = white([0, 0])
     for training, settings in ((two, {}), (HALF, {"unseen_rounds": 2})):
