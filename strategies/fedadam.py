@@ -1,4 +1,6 @@
-"""FedAdam, FedYogi and FedAdagrad: the clients' mean change is a server's gradient.
+"""FedAdam, FedYogi and FedAdagrad: adaptive steps of the server.
+
+The clients' mean change serves as the gradient of an adaptive optimizer.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated
 Optimization", ICLR 2021, Algorithm 2. With Δ = Σ_k (n_k / Σ n) x_k - x,
@@ -9,12 +11,15 @@ Optimization", ICLR 2021, Algorithm 2. With Δ = Σ_k (n_k / Σ n) x_k - x,
     v ← v + Δ²                               FedAdagrad
     x ← x + η m / (√v + τ)
 
-FedAdagrad has no momentum (β_1 = 0), as in the paper's experiments. Flower's methods of
-these names start with v = 0 where the paper has v ≥ τ²; here it is τ². Its `FedAdam`
-also multiplies η with Adam's bias correction (for the round after the present one).
-Departures: parameters only are stepped; buffers such as BatchNorm's running statistics
-take the clients' mean. The mean weights clients by their examples, as in the paper's
-experiments.
+FedAdagrad has no momentum (β_1 = 0), as in the paper's experiments. The mean weights
+clients by their examples, as there.
+
+Departure from the paper: only parameters make these steps. Buffers such as BatchNorm's
+running statistics take the clients' mean.
+
+Flower's methods of these names differ: they start with v = 0, where the paper requires
+v ≥ τ² (here v = τ²), and its `FedAdam` multiplies η by Adam's bias correction, of the
+next round.
 """
 
 from collections.abc import Sequence
@@ -32,18 +37,18 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedAdamSettings(Settings):
-    """How a server with two moments steps.
+    """The server's optimizer with two moments.
 
     Attributes
     ----------
     server_learning_rate
         η; the paper tunes it over 10^-3, 10^-2.5, ..., 10. The default is Flower's.
     first_moment_decay
-        β_1, [0, 1). 0.9 in the paper.
+        β_1, [0, 1); 0.9 in the paper.
     second_moment_decay
-        β_2, [0, 1). 0.99 in the paper.
+        β_2, [0, 1); 0.99 in the paper.
     adaptivity
-        τ: the smaller, the more adaptive; the paper has 10^-5 to 10^-1, mostly 10^-3.
+        τ; a smaller value is more adaptive. 10^-5 to 10^-1 in the paper, mostly 10^-3.
     """
 
     server_learning_rate: PositiveFloat = 0.1
@@ -54,21 +59,21 @@ class FedAdamSettings(Settings):
 
 @dataclass(frozen=True)
 class FedYogiSettings(FedAdamSettings):
-    """As `FedAdamSettings`, with a smaller step."""
+    """The server's optimizer with two moments, with a smaller default step."""
 
     server_learning_rate: PositiveFloat = 0.01
 
 
 @dataclass(frozen=True)
 class FedAdagradSettings(Settings):
-    """How the server steps.
+    """The server's optimizer.
 
     Attributes
     ----------
     server_learning_rate
         η; the paper tunes it over 10^-3, 10^-2.5, ..., 10. The default is Flower's.
     adaptivity
-        τ: the smaller, the more adaptive; the paper has 10^-5 to 10^-1, mostly 10^-3.
+        τ; a smaller value is more adaptive. 10^-5 to 10^-1 in the paper, mostly 10^-3.
     """
 
     server_learning_rate: PositiveFloat = 0.1
@@ -112,7 +117,7 @@ class FedAdam(FedAvg):
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> MomentState:
         momentum = torch.zeros(self.task.model.num_parameters)
-        # The least that Algorithm 2 starts with.
+        # The smallest v that Algorithm 2 allows at the start.
         second_moment = torch.full_like(momentum, self.settings.adaptivity**2)
         return MomentState(self.task.initial_weights, momentum, second_moment)
 

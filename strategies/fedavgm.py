@@ -6,8 +6,11 @@ Visual Classification", 2019, section 4.3. With Δ = w - Σ_k (n_k / Σ n) w_k,
     v ← β v + Δ
     w ← w - η v
 
-Departures: parameters only are stepped; buffers such as BatchNorm's running statistics
-take the clients' mean. η is Flower's addition: the paper has 1.
+Departures from the paper:
+
+- Only parameters make this step. Buffers such as BatchNorm's running statistics take
+  the clients' mean.
+- η is Flower's addition; it is 1 in the paper.
 """
 
 from collections.abc import Sequence
@@ -25,14 +28,15 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedAvgMSettings(Settings):
-    """How the server steps.
+    """The server's step.
 
     Attributes
     ----------
     server_learning_rate
-        η. 1 in the paper.
+        η; useful from 0.1 to 2, 1 in the paper.
     server_momentum
-        β, [0, 1): 0 is none, 0.9 the paper's first choice; its grid goes to 0.997.
+        β, [0, 1); 0 is no momentum. 0.9 is the paper's first choice, and its grid goes
+        up to 0.997.
     """
 
     server_learning_rate: PositiveFloat = 1.0
@@ -69,6 +73,6 @@ class FedAvgM(FedAvg):
         eta, old = self.settings.server_learning_rate, state.momentum.double()
         decayed = self.settings.server_momentum * old
         delta = state.weights[:num_parameters].double() - mean
-        # w - η v, so that it is the mean to the bit where η = 1 and β = 0.
+        # This is w - η v, written so that it is exactly the mean for η = 1 and β = 0.
         w = mean + (1 - eta) * delta - eta * decayed
         return FedAvgMState(torch.cat([w.float(), buffers]), (decayed + delta).float())

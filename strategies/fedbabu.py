@@ -1,17 +1,19 @@
-"""FedBABU: a shared body, trained under a head that stays as it was drawn.
+"""FedBABU: a shared body, trained under a fixed random head.
 
 Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image
 Classification", ICLR 2022, Algorithm 1. With the initial head h_0, which is neither
-trained nor sent, a participant i makes
+trained nor sent, a participant i computes
 
     φ_i ← SGD on f_i(h_0, ·) from φ
 
 and the server takes φ = Σ_i (n_i / Σ n) φ_i. After the last round every client, seen or
-not, fine-tunes (h_0, φ), or one of the two, on its own data.
+unseen, fine-tunes (h_0, φ), or one of the two, on its own data.
 
-Departures: clients weigh as their examples; the authors' code has equal weights, for
-clients of equal size. Where the model starts from a file of weights that has a head,
-h_0 is that head.
+Departures from the paper:
+
+- Clients are weighted by their examples. The authors' code weights them equally, with
+  clients of equal size.
+- If the model starts from a file of weights with a head, h_0 is that head.
 """
 
 from dataclasses import dataclass
@@ -34,18 +36,18 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class FedBABUSettings(Settings):
-    """How a client fine-tunes after the last round.
+    """The fine-tuning after the last round.
 
     Attributes
     ----------
     fine_tuned
-        What is trained then; ``all`` in the authors' code.
+        The part that is trained; ``all`` in the authors' code.
     fine_tuning_epochs
-        Passes over the client's training and validation data, 1 to 20; 5 in the
-        authors' code. 0 serves the shared model, to put something on top of it.
+        Passes over the client's training and validation data; useful from 1 to 20, 5 in
+        the authors' code. 0 serves the shared model, as a base for a personalisation.
     fine_tuning_learning_rate
-        Of these passes; null is the training section's rate in the last round, as in
-        the authors' code.
+        Learning rate of these passes; null is the training section's rate in the last
+        round, as in the authors' code.
     """
 
     fine_tuned: Literal["all", "head", "body"] = "all"
@@ -74,8 +76,7 @@ class FedBABU(PartlyShared):
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:
-        arguments = self.task, weights, examples, rate, rng
-        return local_sgd(*arguments, trainable=self.shared)
+        return local_sgd(self.task, weights, examples, rate, rng, trainable=self.shared)
 
     def client_update(
         self,

@@ -1,7 +1,7 @@
-"""FedBasis: every client is served its own convex combination of a few shared models.
+"""FedBasis: each client serves its own convex combination of a few shared models.
 
-"Learning Shareable Bases for Personalized Federated Image Classification"
-(Chen et al. 2023), section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
+Chen et al., "Learning Shareable Bases for Personalized Federated Image
+Classification", 2023, section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
 major basis v' (section 4.4), a client's model is, block by block,
 
     θ_m = ½ v' + ½ Σ_k α_m[k] v_k,    α_m = softmax(ψ_m)
@@ -14,13 +14,17 @@ uniform α and the server's bases:
     V ← argmin L(α†, V) by SGD on all bases, with α† frozen
 
 The server averages each basis. Without ``coordinate_descent``, ψ and V are trained
-together (Eq. 7), the gradient of V taken with α†; τ = 1 is then the paper's baseline,
-whose bases collapse. In the first rounds there is one model, FedAvg's; at their end the
-clients' models are put into K clusters, whose means are the bases.
+together (Eq. 7), with the gradient of V computed with α†; τ = 1 is then the paper's
+baseline, in which the bases collapse. The first rounds train one model, as FedAvg does
+(warm start). At their end the clients' models are clustered, and the K cluster means
+become the bases.
 
-Departures: ψ takes plain SGD steps at a rate of its own. Means weight each client by
-its number of examples, so that one basis is FedAvg. Buffers such as BatchNorm's running
-statistics have no gradient: all bases take those of the client's combination.
+Departures from the paper:
+
+- ψ takes plain SGD steps at its own learning rate.
+- Means weight clients by their examples, so that FedBasis with one basis is FedAvg.
+- Buffers such as BatchNorm's running statistics have no gradient. All bases take the
+  buffers of the client's combination.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,15 +67,15 @@ _MOST_ITERATIONS = 50  # of k-means
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Which weights share a coefficient."""
+    """A partition of the weights into blocks with one coefficient each."""
 
     # The block of each weight, int64 of shape (num_weights,), on the model's device;
-    # numbers from 0 on without a gap.
+    # blocks are numbered from 0 without gaps.
     of_weight: Tensor
 
     @cached_property
     def num_blocks(self) -> int:
-        """B."""
+        """B, the number of blocks."""
         return int(self.of_weight.max()) + 1
 
     @cached_property
@@ -80,11 +84,11 @@ class Blocks:
         return blocks.tolist(), sizes.tolist()
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return each weight's value, (..., num_weights), of its block's (..., B)."""
+        """Expand one value for each block, (..., B), to all weights, (..., d)."""
         return values[..., self.of_weight]
 
     def sums(self, products: Tensor) -> Tensor:
-        """Return the sums over each block, (..., B), of products (..., num_weights)."""
+        """Sum products (..., num_weights) over each block, to (..., B)."""
         blocks, sizes = self._runs
         sums = products.new_zeros((*products.shape[:-1], self.num_blocks))
         parts = torch.split(products, sizes, dim=-1)
@@ -93,7 +97,7 @@ class Blocks:
         return sums
 
     def combine(self, models: Tensor, shares: Tensor) -> Tensor:
-        """Return θ = Σ_k a_k v_k of v (k, num_weights) and a of each block (k, B)."""
+        """Return θ = Σ_k a_k v_k for v (k, num_weights) and a by block (k, B)."""
         return (self.spread(shares) * models).sum(dim=0)
 
     def of_parameters(self, model: FlatModel) -> "Blocks":
@@ -109,11 +113,11 @@ def whole_model(model: FlatModel) -> Blocks:
 def layers(model: FlatModel) -> Blocks:
     """Return a block for each layer and one for the head.
 
-    A layer is a child of the model other than its head; a child that is a
-    `torch.nn.Sequential` or a `torch.nn.ModuleList` stands for its own children. One
-    that owns only vectors, as a normalisation does, belongs to the layer before it.
+    A layer is a child of the model other than its head; the children of a
+    `torch.nn.Sequential` or a `torch.nn.ModuleList` count as children of the model. A
+    child with vectors only, such as a normalisation, belongs to the layer before it.
     """
-    # What the model owns itself, outside of any layer, is a block of its own: 0.
+    # Number 0: weights of the model itself, outside of any layer.
     number_of, number = dict[nn.Module, int](), 1
     head, layers = model.module.classifier, list[nn.Module]()
     for child in model.module.children():
@@ -130,9 +134,9 @@ def stages(model: FlatModel) -> Blocks:
     """Return a block for each stage and one for the head.
 
     A stage is a child of the model that is a `torch.nn.Sequential` or a
-    `torch.nn.ModuleList`, with what the model defines between it and the one before:
-    ResNet-18's first has the convolution and normalisation of the stem. What comes
-    behind the last is a block of its own, as is what the model owns itself.
+    `torch.nn.ModuleList`, together with the children between it and the stage before:
+    the first stage of ResNet-18 includes convolution and normalisation of the stem.
+    Children behind the last stage form a block, as do weights of the model itself.
     """
     number_of, number = dict[nn.Module, int](), 1
     for child in model.module.children():
@@ -144,7 +148,7 @@ def stages(model: FlatModel) -> Blocks:
 
 
 def _numbered(model: FlatModel, number_of: Mapping[nn.Module, int]) -> Blocks:
-    """Return the blocks in the order of their numbers; 0 is what is in no module."""
+    """Make blocks in the order of the modules' numbers; 0 for unnumbered weights."""
     layers = [
         torch.full((entry.stop - entry.start,), number_of.get(entry.module, 0))
         for entry in model.entries
@@ -160,16 +164,22 @@ def _is_list(module: nn.Module) -> bool:
 def bases_after(
     bases: Tensor, shares: Tensor, combined: Tensor, trained: Tensor, decay: float
 ) -> Tensor:
-    """Return where SGD on all bases ends, from where it took their combination.
+    """Compute the bases after SGD from the training of their combination θ alone.
 
     With θ = Σ_k a_k v_k and fixed a_k, the gradient of v_k is a_k g with g = ∇L(θ)
-    (Eq. 8). A step of SGD is linear in weights and gradients, with momentum and weight
-    decay too: after several, v_k = ρ v_k(0) + a_k s, where ρ is what decay alone leaves
-    and s, the same for all, sums up the g. So θ = ρ θ(0) + c s with c = Σ_k a_k²:
-    training θ alone, its gradient times c, gives s and with it all bases.
+    (Eq. 8). A step of SGD is linear in weights and gradients, also with momentum and
+    weight decay. After several steps v_k = ρ v_k(0) + a_k s, where ρ is the factor of
+    weight decay and s, common to all bases, accumulates the g. So θ = ρ θ(0) + c s with
+    c = Σ_k a_k²: training θ alone, with its gradient times c, yields s and all bases.
 
-    ``bases``, ``shares``: v_k(0) and a_k, (k, num_parameters). ``combined``,
-    ``trained``: θ before and after. ``kept``: ρ.
+    Parameters
+    ----------
+    bases, shares
+        v_k(0) and a_k, shape (k, num_parameters).
+    combined, trained
+        θ before and after, shape (num_parameters,).
+    decay
+        ρ.
     """
     total = (trained - decay * combined) / shares.square().sum(dim=0)
     return decay * bases + shares * total
@@ -178,7 +188,7 @@ def bases_after(
 def kept_by_decay(
     training: TrainingSettings, learning_rate: float, num_steps: int
 ) -> float:
-    """Return ρ, what SGD's weight decay leaves of a weight without a gradient."""
+    """Return ρ, the factor on a weight without gradient by SGD's weight decay."""
     factor, velocity = 1.0, 0.0
     for _ in range(num_steps):
         velocity = training.momentum * velocity + training.weight_decay * factor
@@ -190,11 +200,11 @@ def kept_by_decay(
 class BasesState(Record):
     """The server's state."""
 
-    # One in the warm start; then v' if there is one, v_1 ... v_K. Tensors of shape
-    # (num_weights,).
+    # Tensors of shape (num_weights,): one in the warm start; then v', with a major
+    # basis, and v_1 ... v_K.
     models: tuple[Tensor, ...]
-    num_rounds: int  # Rounds that are done
-    seed: int  # Of the clusters at the end of the warm start
+    num_rounds: int  # rounds made
+    seed: int  # of the clustering at the end of the warm start
 
 
 @dataclass(frozen=True)
@@ -208,22 +218,22 @@ class Bases(Record):
 class BasesUpdate(Record):
     """The update of a client."""
 
-    models: tuple[Tensor, ...]  # The trained models, in the order of `BasesState`
+    models: tuple[Tensor, ...]  # trained, in the order of `BasesState`
     num_examples: int
     train_loss: float
 
 
 def mean_models(updates: Iterable[BasesUpdate]) -> tuple[Tensor, ...]:
-    """Return the mean of each model, each update weighted by its examples."""
+    """Average each model over the updates, weighted by their examples."""
     return average_each((update.models, update.num_examples) for update in updates)
 
 
 def clustered(
     updates: Sequence[BasesUpdate], center: Tensor, count: int, rng: RandomKey
 ) -> tuple[Tensor, ...]:
-    """Return the means of the updates' models in ``count`` clusters."""
+    """Cluster the updates' models; return the means of the ``count`` clusters."""
     first = slice(0, len(center))
-    # Differences from a point amid the models are small, and so more exact.
+    # Small differences from a common centre keep distances exact.
     moved = torch.stack([update.models[0][first] - center for update in updates])
     assignments = clusters(moved, count, rng).tolist()
     groups = [
@@ -238,7 +248,7 @@ def clustered(
 
 
 class Combination:
-    """A client's ψ, and what it makes of models: v' if there is one, v_1 ... v_K."""
+    """A client's ψ with the models that it combines: v', if any, and v_1 ... v_K."""
 
     def __init__(
         self, models: Tensor, blocks: Blocks, has_major: bool, learning_rate: float
@@ -259,11 +269,11 @@ class Combination:
         return self._with_major(self.alpha(temperature))
 
     def combined(self, temperature: float = 1.0) -> Tensor:
-        """Return θ, shape (num_weights,), with α or with the sharpened α†."""
+        """Return θ, shape (num_weights,), with α, or α† if ``temperature`` is τ."""
         return self.blocks.combine(self.models, self.shares(temperature))
 
     def describe(self, free: Tensor | None) -> dict[str, float]:
-        """Return each basis's mean α over the blocks that are not ``free``."""
+        """Return each basis's mean α over the blocks without ``free`` weights."""
         alpha = self.alpha().cpu()
         if free is not None:
             of_combined = self.blocks.of_weight[~free.to(self.models.device)]
@@ -273,7 +283,7 @@ class Combination:
         return {f"combination_{number}": mean for number, mean in enumerate(means)}
 
     def step(self, products: Tensor) -> None:
-        """Let ψ make a step of SGD, by v_k · ∇L(θ) over each block (Eq. 8), (k, B)."""
+        """Make a step of SGD on ψ, from v_k · ∇L(θ) over each block, (k, B) (Eq. 8)."""
         psi = self._psi.clone().requires_grad_()
         shares = self._with_major(torch.softmax(psi, dim=0))
         (gradient,) = torch.autograd.grad(shares, psi, products)
@@ -294,7 +304,7 @@ def learn_combination(
     num_epochs: int,
     free: Tensor | None = None,
 ) -> LocalResult:
-    """Train ψ, and ``free`` weights themselves, with the bases frozen; return θ."""
+    """Train ψ with the bases frozen, and the ``free`` weights directly; return θ."""
     num_parameters = task.model.num_parameters
     blocks = combination.blocks.of_parameters(task.model)
     bases = combination.models[:, :num_parameters]
@@ -312,8 +322,15 @@ def learn_combination(
         return loss
 
     start = combination.combined().cpu()
-    arguments = task, start, examples, learning_rate, rng
-    return local_sgd(*arguments, num_epochs=num_epochs, local_step=step)
+    return local_sgd(
+        task,
+        start,
+        examples,
+        learning_rate,
+        rng,
+        num_epochs=num_epochs,
+        local_step=step,
+    )
 
 
 def train_bases(
@@ -326,7 +343,7 @@ def train_bases(
 ) -> tuple[Tensor, LocalResult]:
     """Train all bases with α† frozen; return them, shape (k, num_weights).
 
-    Only θ is trained, from which the bases follow: see `bases_after`.
+    Only θ is trained; the bases follow from it, see `bases_after`.
     """
     num_parameters = task.model.num_parameters
     shares = combination.blocks.spread(combination.shares(temperature))
@@ -358,7 +375,7 @@ def train_jointly(
 ) -> tuple[Tensor, LocalResult]:
     """Train ψ and all bases together (Eq. 7); return the bases, (k, num_weights).
 
-    The parameters are those of `train_bases`; α† only stands in the bases' gradient.
+    Parameters as in `train_bases`; α† enters the gradient of the bases only.
     """
     num_parameters = task.model.num_parameters
     blocks = combination.blocks.of_parameters(task.model)
@@ -387,7 +404,7 @@ def train_jointly(
 
 
 def _with_buffers(parameters: Tensor, result: LocalResult) -> Tensor:
-    """Return models of these parameters (k, num_parameters), all with θ's buffers."""
+    """Append θ's buffers to the parameters of k models, (k, num_parameters)."""
     buffers = result.weights[parameters.shape[1] :].expand(len(parameters), -1)
     return torch.cat([parameters, buffers], dim=1)
 
@@ -397,35 +414,38 @@ _BLOCKS = {"layers": layers, "stages": stages, "whole": whole_model}
 
 @dataclass(frozen=True)
 class FedBasisSettings(Settings):
-    """The bases and how they are kept apart.
+    """The bases and the means against their collapse.
 
     Attributes
     ----------
     num_bases
-        K, without the major basis: traffic is K or K + 1 times FedAvg's. 3, 4 or 8 in
+        K, without the major basis; traffic is K or K + 1 times FedAvg's. 3, 4 or 8 in
         the paper; 1 without a major basis is FedAvg.
     major_basis
         Whether v', like the global model of FedAvg, is half of every combination.
     blocks
-        ``layers``: a combination for each layer and one for the head; ``stages``: one
-        for each sequence of layers and one for the head, as in the paper, whose
-        ResNet-18 has four of them; ``whole``: one.
+        Blocks with a combination each. ``layers``: each layer and the head;
+        ``stages``: each sequence of layers and the head, as in the paper, where
+        ResNet-18 has four stages; ``whole``: the whole model.
     coordinate_descent
-        Whether a client trains its combination, then the bases; else both together.
+        Whether a client trains its combination first and then the bases, or both
+        together.
     temperature
-        τ of the combination that the bases are trained with; 1 does not sharpen it.
+        τ of the combination with which the bases are trained, (0, 1]; 1 does not
+        sharpen it.
     combination_learning_rate
-        Of ψ, 0.1 to 10.
+        Learning rate of ψ; useful from 0.1 to 10.
     combination_epochs
         Passes over the training data for ψ, before those for the bases.
     warm_start_fraction
-        Part of the rounds in which FedAvg's one model is trained, to become the bases;
-        0 starts from random ones.
+        The fraction of the rounds, at the start, that train FedAvg's model, from which
+        the bases are made; 0 starts with random bases.
     unseen_epochs
-        Passes over a client's data to find its combination after the last round, for
-        clients that were seen too: nothing of a combination is kept.
+        Passes over a client's data for its combination after the last round, of seen
+        clients too, since no combination is kept between rounds.
     personal_classifier
-        Whether the whole head is trained then, at the rate of the first round.
+        Whether these passes train the whole head as well, at the learning rate of the
+        first round.
     """
 
     num_bases: PositiveInt = 3
@@ -473,7 +493,7 @@ class FedBasis(Method):
             return ()
         message = (
             "found buffered, expected rounds, or a method.warm_start_fraction of 0: a "
-            "late client of the warm start has one model, and the server bases by then"
+            "late update of the warm start has one model when the server has bases"
         )
         return (Problem("training.timing", message),)
 
@@ -484,10 +504,10 @@ class FedBasis(Method):
             least = self.settings.num_bases
             if participation * len(clients) + 0.5 < least:
                 raise RunError(
-                    f"found {len(clients)} clients of which {participation:g} take "
-                    f"part in a round, expected at least {least} in a round, one for "
-                    "each of method.num_bases; lower it, or raise "
-                    "training.participation"
+                    f"found {len(clients)} clients with a participation of "
+                    f"{participation:g}, expected at least {least} participants in a "
+                    "round, one for each of method.num_bases; lower num_bases, or "
+                    "raise training.participation"
                 )
             return BasesState((self.task.initial_weights,), 0, seed)
         others = range(1, self.settings.num_models)
@@ -500,8 +520,10 @@ class FedBasis(Method):
     def local_update(
         self, payload: Bases, data: ClientData, rate: float, rng: RandomKey
     ) -> BasesUpdate:
-        arguments = payload, data.train, rate, rng
-        return local_round(self.task, self.settings, *arguments)[1]
+        _, update = local_round(
+            self.task, self.settings, payload, data.train, rate, rng
+        )
+        return update
 
     def personalize(
         self, payload: Bases, client_state: Any, data: ClientData, rng: RandomKey
@@ -529,10 +551,10 @@ class FedBasis(Method):
         if has_bases or num_rounds < num_warm_rounds(self.task, self.settings):
             models = mean_models(update for _, update in updates)
             return BasesState(models, num_rounds, state.seed)
-        # The clusters' first centre is drawn by position.
+        # Sorted, since the first centre of the clusters is drawn by position.
         replies = hold(updates)
         models = mean_models(replies)
-        if len(replies) >= num_bases:  # with fewer, the warm start goes on for a round
+        if len(replies) >= num_bases:  # with fewer, the warm start lasts another round
             center = models[0][: self.task.model.num_parameters]
             bases = clustered(replies, center, num_bases, RandomKey(state.seed))
             models = (*models, *bases) if self.settings.major_basis else bases
@@ -540,7 +562,7 @@ class FedBasis(Method):
 
 
 def num_warm_rounds(task: Task, settings: FedBasisSettings) -> int:
-    """Return the rounds of the warm start, 0 where there is nothing to start."""
+    """Return the number of rounds of the warm start; 0 without one."""
     if settings.num_models == 1 or settings.warm_start_fraction == 0:
         return 0
     return max(1, round(settings.warm_start_fraction * task.training.num_rounds))
@@ -554,7 +576,7 @@ def local_round(
     learning_rate: float,
     rng: RandomKey,
 ) -> tuple[Tensor, BasesUpdate]:
-    """Train as a client does in a round; return α, shape (K, B), and the update."""
+    """Train a client in a round; return α, shape (K, B), and the update."""
     arguments = (examples, learning_rate, rng)
     combination = _combination(task, settings, payload)
     temperature, epochs = settings.temperature, settings.combination_epochs
@@ -584,10 +606,10 @@ def _combination(task: Task, settings: FedBasisSettings, payload: Bases) -> Comb
 
 
 def clusters(points: Tensor, count: int, rng: RandomKey) -> Tensor:
-    """Return the cluster of each point, int64 of shape (n,); none is empty.
+    """Return the cluster of each point, int64 of shape (n,); no cluster is empty.
 
-    Lloyd's iterations. The first centre is drawn, each further one is the point that
-    is farthest from those before it.
+    Lloyd's iterations. The first centre is drawn at random, and each further centre is
+    the point farthest from those before it.
     """
     if len(points) < count:
         raise ValueError(f"expected at least {count} points, found {len(points)}")
@@ -609,16 +631,16 @@ def _far_apart(points: Tensor, count: int, rng: RandomKey) -> list[int]:
     nearest = torch.full((len(points),), torch.inf)
     for _ in range(1, count):
         nearest = nearest.minimum(torch.cdist(points, points[chosen[-1:]])[:, 0])
-        nearest[chosen] = -1.0  # points may coincide; the same one must not come twice
+        nearest[chosen] = -1.0  # choose no point twice, even if points coincide
         chosen.append(int(nearest.argmax()))
     return chosen
 
 
 def _none_empty(distances: Tensor) -> Tensor:
-    """Return the nearest centre of each point, where every centre gets one.
+    """Assign each point to its nearest centre, with at least one point for each centre.
 
-    An empty cluster takes the point that is farthest from its own centre, among those
-    that are not the last of theirs.
+    An empty cluster takes the point farthest from its centre, among the points that are
+    not alone in their cluster.
     """
     nearest, count = distances.argmin(dim=1), distances.shape[1]
     for cluster in range(count):

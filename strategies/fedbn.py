@@ -1,13 +1,12 @@
-"""FedBN: BatchNorm stays with each client, all else is shared.
+"""FedBN: BatchNorm layers stay with each client, all other layers are shared.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local
 Batch Normalization", ICLR 2021, Algorithm 1; a baseline of Chen et al. 2023 (section
 6), where "we learn the batchnorm parameters for each new client". Rounds are FedAvg's,
-but for every BatchNorm layer: its scale, shift and running statistics never leave the
-client.
+except that scale, shift and running statistics of BatchNorm never leave the client.
 
-Departure: the mean weights each client by its number of examples; the paper weights
-clients equally.
+Departure from the paper: the mean weights clients by their examples; the paper weights
+them equally.
 """
 
 from dataclasses import dataclass
@@ -24,21 +23,21 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass(frozen=True)
 class FedBNSettings(Settings):
-    """How long an unseen client trains.
+    """The training of an unseen client.
 
     Attributes
     ----------
     unseen_epochs
-        Passes over its data in which a client that was never drawn learns scale, shift
-        and running statistics; 20 in Chen et al. 2023. The statistics are moving
-        averages, which a few mini-batches hardly move from where they start.
+        Passes over its data in which an unseen client learns scale, shift and running
+        statistics; 20 in Chen et al. 2023. The statistics are moving averages, which
+        change little in a few mini-batches.
     """
 
     unseen_epochs: PositiveInt = 20
 
 
 class FedBN(PartlyShared):
-    """A shared model whose BatchNorm layers stay with each client."""
+    """A shared model, except for BatchNorm layers, which stay with each client."""
 
     title = "FedBN"
     source = "Li et al. 2021, Algorithm 1"
@@ -55,7 +54,7 @@ class FedBN(PartlyShared):
         local = task.model.mask(lambda module: isinstance(module, BATCH_NORMS))
         if not bool(local.any()):
             message = (
-                "found fedbn with a model without BatchNorm, expected one with it, "
+                "found fedbn with a model without BatchNorm, expected a model with it, "
                 "such as mobilenet_v2 with norm = batch; without it fedbn is fedavg: "
                 "choose that, or another model"
             )

@@ -1,4 +1,4 @@
-"""FedRep: a shared body, and a head of each client's own that is trained first.
+"""FedRep: a shared body, and a personal head that each client trains first.
 
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for
 Personalized Federated Learning", ICML 2021, Algorithm 1; a baseline of Marfoq et al.
@@ -7,13 +7,15 @@ Personalized Federated Learning", ICML 2021, Algorithm 1; a baseline of Marfoq e
     h_i ← SGD on f_i(·, φ), a few epochs, φ fixed
     φ_i ← SGD on f_i(h_i, ·) from φ, h_i fixed
 
-sends φ_i, and the server takes their mean. Once there are no more rounds, every client,
-seen or not, trains its head on the final body.
+sends φ_i, and the server takes their mean. After the last round every client, seen or
+unseen, trains its head on the final body.
 
-Departures: the mean weights each client by its number of examples, so that FedRep with
-an empty head is FedAvg; the paper weights clients equally. Algorithm 1 ends with the
-last round: that the heads are trained once more, on the training and the validation
-split, is added, as bodies go on changing while a client is not drawn.
+Departures from the paper:
+
+- The mean weights clients by their examples, so that FedRep with an empty head is
+  FedAvg; the paper weights clients equally.
+- Algorithm 1 ends with the last round. The final training of the heads, on both splits,
+  is added, because the body changes while a client is not sampled.
 """
 
 from dataclasses import dataclass
@@ -42,21 +44,21 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class FedRepSettings(Settings):
-    """How a client trains its head.
+    """The training of a client's head.
 
     Attributes
     ----------
     head_epochs
-        τ_h, passes over its data in which a client trains its head in each round
-        before the body, and once more in the end; 10 in the paper. How long the body
-        is trained is the training section's.
+        τ_h, passes over its data in which a client trains its head, in each round
+        before the body and once more after the last round; 10 in the paper. The
+        training section sets how long the body is trained.
     head_learning_rate
         α of the head; Marfoq et al. 2022 tunes it apart from the body's (section 5).
         Null is the training section's. Either is multiplied by the schedule's factor:
-        of the round, of the last round in the end, and of the first round for a new
-        head.
+        that of the round, after the last round that of the last round, and for a new
+        head that of the first.
     unseen_epochs
-        Passes in the end of a client that was never drawn, whose head is new.
+        Passes after the last round of an unseen client, whose head is new.
     """
 
     head_epochs: PositiveInt = 10
@@ -73,10 +75,14 @@ def head_then_body(
     rng: RandomKey,
     objective: Objective = cross_entropy,
 ) -> LocalResult:
-    """Train the head, at a rate for so many epochs, and under it the body.
+    """Train the head, then the body under it.
 
-    ``of_head``: Rate, as `FedRepSettings` has it, and epochs. ``objective``: Of the
-    body.
+    Parameters
+    ----------
+    of_head
+        Learning rate of the head, None for the training section's, and its epochs.
+    objective
+        Of the body.
     """
     head, (head_rate, num_epochs) = task.head_mask, of_head
     with_new_head = local_sgd(
@@ -100,7 +106,7 @@ def head_then_body(
 
 
 class FedRep(PartlyShared):
-    """A shared body, trained under heads that stay with each client."""
+    """A shared body, trained under personal heads that stay with each client."""
 
     title = "FedRep"
     source = "Collins et al. 2021, Algorithm 1; Marfoq et al. 2022 section 5"

@@ -47,15 +47,16 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class FedRoDSettings(Settings):
-    """How the generic head is balanced, and how unseen clients train their own.
+    """The balance of the generic head, and the training of unseen clients' heads.
 
     Attributes
     ----------
     prior_exponent
-        γ, of the class counts in the balanced softmax: 1 takes the client's class
-        frequencies out of the shared model, 0 leaves them in, which is FedAvg's.
+        γ, the exponent of the class counts in the balanced softmax, useful from 0 to 1:
+        1 removes the client's class frequencies from the shared model; 0 keeps them,
+        which makes the shared model FedAvg's.
     unseen_epochs
-        Passes over its data in which a client that was never drawn trains its head.
+        Passes over its data in which an unseen client trains its head.
     """
 
     prior_exponent: NonNegativeFloat = 1.0
@@ -63,7 +64,7 @@ class FedRoDSettings(Settings):
 
 
 class FedRoD(Method):
-    """A shared model trained as if classes were equally frequent, and own heads."""
+    """A shared model trained as if classes were balanced, and personal heads."""
 
     title = "FedRoD"
     needs_sgd = "its two heads make steps of SGD side by side"
@@ -86,14 +87,14 @@ class FedRoD(Method):
         layers = {entry.module for entry in task.model.entries} & head
         if len(layers) != 1:
             message = (
-                f"found a model whose head has {len(layers)} layers with weights, "
-                "expected one linear layer: logits of two heads are added as their "
-                "weights; choose another model, or the method fedrep"
+                f"found a model with {len(layers)} layers with weights in its head, "
+                "expected one linear layer: the logits of two heads are added by "
+                "adding their weights; choose another model, or the method fedrep"
             )
             raise ConfigError([Problem("method.name", message)])
-        # Scratch, as the task's model is: whoever uses it loads P first.
-        self._own = FlatModel(HeadModel(module), task.model.device)
-        self._own.module.eval()
+        # Scratch, like the task's model: load P_m before each use.
+        self._personal_head = FlatModel(HeadModel(module), task.model.device)
+        self._personal_head.module.eval()
 
     def client_update(
         self,
@@ -103,29 +104,22 @@ class FedRoD(Method):
         server_round: int,
         rng: RandomKey,
     ) -> tuple[PersonalPart, ModelUpdate]:
-        rate, personal_head = (
-            self.task.training.learning_rate_at(server_round),
-            self._own,
-        )
-        personal_head.load(
-            client_state.personal
-            if client_state
-            else torch.zeros(personal_head.num_weights)
-        )
+        rate = self.task.training.learning_rate_at(server_round)
+        personal_head = self._personal_head
+        zero = torch.zeros(personal_head.num_weights)
+        personal_head.load(client_state.personal if client_state else zero)
         optimizer = Sgd(self.task, personal_head.tensors, rate)
         counts = torch.bincount(data.train.labels, minlength=self.task.spec.num_classes)
-        # Of a class that is absent it is -∞: the softmax is over the others.
+        # -∞ for an absent class, which drops out of the softmax.
         log_prior = counts.float().pow(self.settings.prior_exponent).log()
         log_prior = log_prior.to(self.task.model.device)
 
         def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             features = module.embed(inputs)
             generic = module.head(features).float()
-            both = (
-                generic.detach() + personal_head.module.head(features.detach()).float()
-            )
+            personal = personal_head.module.head(features.detach()).float()
             balanced = module.criterion(generic + log_prior, labels)
-            return balanced + module.criterion(both, labels)
+            return balanced + module.criterion(generic.detach() + personal, labels)
 
         trained = local_sgd(
             self.task,

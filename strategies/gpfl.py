@@ -57,17 +57,18 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class GPFLSettings(Settings):
-    """How strongly embeddings are guided.
+    """The strength of the guidance by class embeddings.
 
     Attributes
     ----------
     magnitude_weight
-        λ; 0.01 in the authors' code for small networks, 0.0001 for ResNet-18 and text.
+        λ; useful from 0.0001 to 0.1. 0.01 in the authors' code for small networks,
+        0.0001 for ResNet-18 and text.
     guidance_decay
         μ, in place of the training section's weight decay; 0.1 in the authors' code for
         small networks, 0 for ResNet-18 and text.
     unseen_epochs
-        Passes over its data in which a client that was never drawn trains its head.
+        Passes over its data in which an unseen client trains its head.
     """
 
     magnitude_weight: NonNegativeFloat = 0.01
@@ -76,7 +77,7 @@ class GPFLSettings(Settings):
 
 
 class Guidance(EmbeddingModel):
-    """The embeddings of the classes, E, and the conditional valve, V."""
+    """The class embeddings E, and the conditional valve V."""
 
     def __init__(self, size: int, num_classes: int) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class Guidance(EmbeddingModel):
 class ModelAndGuidance(Record):
     """The state of the server, and the payload of every client."""
 
-    weights: Tensor  # φ, and the initial head: shape (num_weights,)
+    weights: Tensor  # φ and the initial head, shape (num_weights,)
     guidance: Tensor  # E and V, shape (num_guidance,)
 
 
@@ -104,14 +105,14 @@ class ModelAndGuidance(Record):
 class GPFLUpdate(SharedUpdate):
     """The update of a client."""
 
-    guidance: Tensor  # As the server's
+    guidance: Tensor  # E and V, trained, shape (num_guidance,)
 
 
 class GPFL(PartlyShared):
-    """A shared body with two ways out: to class embeddings, and to own heads."""
+    """A shared body with two outputs: to class embeddings, and to personal heads."""
 
     title = "GPFL"
-    needs_sgd = "the network and what guides it make steps of SGD side by side"
+    needs_sgd = "the network and its guidance make steps of SGD side by side"
     source = "Zhang et al. 2023 (ICCV)"
     upload = "< 1 (all but the head; 2 p + c + 6 vectors of the embedding's size p)"
     download = "1 (and 2 p + c + 6 vectors of the embedding's size p)"
@@ -130,7 +131,7 @@ class GPFL(PartlyShared):
 
     def __init__(self, task: Task, settings: GPFLSettings) -> None:
         super().__init__(task, settings, ~task.head_mask, settings.unseen_epochs)
-        # Scratch, as the task's model is: whoever uses it loads E and V first.
+        # Scratch, like the task's model: load E and V before each use.
         self._flat, self._guidance = self._new_guidance(RandomKey(0))
 
     def _new_guidance(self, rng: RandomKey) -> tuple[FlatModel, Guidance]:
@@ -148,7 +149,7 @@ class GPFL(PartlyShared):
         return ModelAndGuidance(self.task.initial_weights, drawn.read())
 
     def _load(self, guidance: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Load E and V; return Ē, (c, p), and v_i, (p,), of a client's labels."""
+        """Load E and V; return Ē, (c, p), and v_i, (p,), for a client's labels."""
         self._flat.load(guidance)
         classes = self._guidance.classes.weight.detach().clone()
         counts = torch.bincount(labels, minlength=len(classes)).to(classes)

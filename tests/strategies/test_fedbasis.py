@@ -552,7 +552,7 @@ def test_more_bases_than_replies_are_refused(num_clients: int, fits: bool) -> No
     if fits:
         assert len(method.init(names, RandomKey(0)).models) == 1
         return
-    with pytest.raises(RunError, match=r"found 4 clients of which 0\.5 take part"):
+    with pytest.raises(RunError, match=r"found 4 clients with a participation of 0\.5"):
         method.init(names, RandomKey(0))
     without = FedBasis(task, FedBasisSettings(num_bases=3, warm_start_fraction=0.0))
     assert len(without.init(names, RandomKey(0)).models) == 4

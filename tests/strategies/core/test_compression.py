@@ -286,7 +286,7 @@ def damaged(sent: CompressedUpdate) -> dict[str, CompressedUpdate]:
         "expected a code of": replace(sent, coded={"weights": weights[1:]}),
         "expected a code, found": replace(sent, coded={"weights": weights[None]}),
         "found an array of (2,)": replace(sent, coded={"weights": weights[:2]}),
-        "what the client was sent": replace(sent, shapes={"weights": (3, 2**40)}),
+        "no tensor of this name": replace(sent, shapes={"weights": (3, 2**40)}),
         "the shapes of tensors": replace(sent, shapes={"weights": (-1,)}),
         "is missing": replace(sent, coded={}, shapes={}),
         "no field has": replace(sent, whole={"other": weights}),
