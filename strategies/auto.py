@@ -1,8 +1,8 @@
-"""Auto: each client weighs several personalisations by its own evidence.
+"""Auto: each client weights several personalisations by its own evidence.
 
-A client with n examples fits every candidate m of M on all of its data, and to score
-them on four fifths of it, five times: what predicts an example was fitted without it.
-It serves the mixture
+A client fits every candidate m of M on all of its data to serve it. To score it, the
+client also fits it five times on four fifths of the data and predicts the remaining
+fifth (cross-validation). It serves the mixture
 
     p(y|x) = Σ_m w_m p_m(y|x),    w_m ∝ exp(s_m)
 
@@ -56,14 +56,14 @@ CANDIDATES: Mapping[str, type[Personalizer]] = MappingProxyType(
         for kind in (AsItIs, KnnMemory, FineTuning, LinearProbe, FineTunedMemory)
     }
 )
-"""What a client may weigh, by name: nothing of it changes the rounds."""
+"""The possible candidates by name; none of them changes the rounds."""
 
 NUM_FOLDS = 5
 SMALLEST_WEIGHT = 0.01
 
 
 def _candidate(section: object) -> Choice[Settings]:
-    """Return what a section describes that is written as ``personalization`` is."""
+    """Parse a section of the form of ``personalization``."""
     if isinstance(section, Choice):
         return section
     problems = list[Problem]()
@@ -103,19 +103,20 @@ def default_candidates() -> tuple[Choice[Settings], ...]:
 
 @dataclass(frozen=True)
 class AutoSettings(EvidenceSettings):
-    """What a client weighs, and by what.
+    """The candidates, and the evidence by which a client weights them.
 
     Attributes
     ----------
     criterion
-        ``accuracy``, ``log_loss`` or ``both``, as for λ; a score of ``both`` is 1 for
-        an example that is right, and a hundredth of log p(y|x).
+        The score of an example. ``accuracy``: 1 if correct. ``log_loss``: log p(y|x).
+        ``both``: 1 if correct, plus a hundredth of log p(y|x).
     evidence
-        What is scored. ``validation``: the validation split. ``leave_one_out``: both
-        splits. ``auto``: the former for a client that has training data and at least
-        ``min_validation`` validation examples, the latter for the others.
+        The examples that are scored. ``validation``: the validation split.
+        ``leave_one_out``: both splits. ``auto``: ``validation`` for a client with
+        training data and at least ``min_validation`` validation examples, else
+        ``leave_one_out``.
     candidates
-        Two or more sections as ``personalization`` has them: `none`, `knn`,
+        Two or more sections of the form of ``personalization``: `none`, `knn`,
         `fine_tuning`, `linear_probe` or `knn_fine_tuned`. By default the global model,
         a memory, a memory with the class prior, and five epochs of fine-tuning.
     """
@@ -128,7 +129,7 @@ class AutoSettings(EvidenceSettings):
     ] = field(default_factory=default_candidates)
 
     def labels(self) -> list[str]:
-        """Return the candidates' names, numbered where one stands twice: ``knn_2``."""
+        """Return the candidates' names, with numbers for repeated ones: ``knn_2``."""
         names = [candidate.name for candidate in self.candidates]
         earlier = [names[:place].count(name) for place, name in enumerate(names)]
         return [
@@ -204,7 +205,7 @@ class Auto(Personalizer):
         positions = torch.arange(len(both))
         scored = positions[num_train if kind == "validation" else 0 :]
         for fold in range(min(NUM_FOLDS, len(scored))):
-            # Every fifth: files may lie sorted by class.
+            # Every fifth example, since files may be sorted by class.
             fold_positions = scored[fold::NUM_FOLDS]
             other_positions = positions[~torch.isin(positions, fold_positions)]
             splits = (

@@ -1,11 +1,11 @@
-"""Fine-tuning (FT), a linear probe (LP), and FedAvg+: what is served, trained further.
+"""Fine-tuning (FT), a linear probe (LP), and FedAvg+: the served model trained further.
 
 Jiang, Konečný, Rush, Kannan, "Improving Federated Learning Personalization via Model
 Agnostic Meta Learning", 2019; a baseline of Marfoq et al. 2022 (section 5: FedAvg+ is
 FedAvg with fine-tuning on top), of Chen et al. 2023 (section 6, "+FT") and of Mansour
-et al. 2020 (section 7, Finetune). The linear probe is of Chen et al. 2023, section 6:
-"linear probe (LP) that trains a linear classifier only"; its head starts from the
-served model's.
+et al. 2020 (section 7, Finetune). The linear probe is from Chen et al. 2023, section 6:
+"linear probe (LP) that trains a linear classifier only". Its head starts from the
+served model's head.
 """
 
 from dataclasses import dataclass, replace
@@ -25,14 +25,15 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FineTuningSettings(Settings):
-    """How a client trains on.
+    """The fine-tuning of a client.
 
     Attributes
     ----------
     num_epochs
-        Passes over the client's training and validation data, 1 to 20.
+        Passes over the client's training and validation data; useful from 1 to 20.
     learning_rate
-        Of the fine-tuning; null is the training section's rate in the last round.
+        Learning rate of the fine-tuning; null is the training section's rate in the
+        last round.
     """
 
     num_epochs: PositiveInt = 1
@@ -51,7 +52,7 @@ class FineTuning(Personalizer):
     settings: FineTuningSettings
 
     def trained_weights(self, task: Task) -> Tensor | None:
-        """Return which weights are trained, bool (num_weights,); None is all."""
+        """Return the mask of the weights to train, (num_weights,); None is all."""
         return None
 
     def personalize(
@@ -80,7 +81,7 @@ class FineTuning(Personalizer):
 
 
 def one_model(predictor: Predictor) -> ModelPredictor:
-    """Return ``predictor`` as what it must be to be trained further."""
+    """Return ``predictor`` as a single model; raise RunError if it is none."""
     if not isinstance(predictor, ModelPredictor):
         raise RunError(
             "expected a method that serves one model to each client, found one that "
@@ -91,15 +92,15 @@ def one_model(predictor: Predictor) -> ModelPredictor:
 
 @dataclass(frozen=True)
 class LinearProbeSettings(FineTuningSettings):
-    """How a client trains its head.
+    """The training of a client's head.
 
     Attributes
     ----------
     num_epochs
         Passes over the client's training and validation data; 20 in the paper.
     learning_rate
-        Of the head; null is the training section's rate in the last round. The paper's
-        grid is 0.005, 0.01, 0.05.
+        Learning rate of the head; null is the training section's rate in the last
+        round. The paper's grid is 0.005, 0.01, 0.05.
     """
 
     num_epochs: PositiveInt = 20

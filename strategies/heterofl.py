@@ -1,30 +1,32 @@
-"""HeteroFL: clients train the part of one global model that they can afford.
+"""HeteroFL: each client trains a narrower part of one global model.
 
 Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated
 Learning for Heterogeneous Clients", ICLR 2021, Algorithm 1. A client of width r has the
-first ⌈r c⌉ of the c channels of each hidden layer, so that its parameters W_r are the
-first ones of each of the global model's W in every dimension; inputs and labels stay
-whole. It trains W_r as a network of its own, in which the output of each hidden layer
-is divided by r (the paper's Scaler). The server takes for each parameter
+first ⌈r c⌉ of the c channels of each hidden layer. Its parameters W_r are the leading
+slice of each of the global model's W in every dimension; inputs and labels stay whole.
+It trains W_r as a network of its own, and divides the output of each hidden layer by r
+(the paper's Scaler). The server takes for each parameter
 
     w ← Σ_i a_i w_i / Σ_i a_i    over the participants i that hold it,
 
-with a_i = 1 in the paper, and leaves one as it is that none of them holds.
+with a_i = 1 in the paper. A parameter that no participant holds stays unchanged.
 
-With ``mask_labels`` a client sees its own labels alone: the logits of the others are
-replaced by 0 in its loss (the paper's masked cross-entropy), and their rows of the head
-are held by those clients only that have the label.
+With ``mask_labels`` a client sees its own labels only: its loss replaces the logits of
+other labels by 0 (the paper's masked cross-entropy), and it does not hold their rows of
+the head.
 
-Departures: a network with BatchNorm is refused, so that the paper's static one, whose
-statistics are collected after training, is not needed. A client's width is the same in
-all rounds (the paper's "fix", not its "dynamic"). Each client draws its width by
-itself, so that the shares of the widths hold on average. Gradients are clipped only
-where the training section says so; the authors' code clips those of each mini-batch to
-a norm of 1. A row of the head is averaged over all participants unless ``mask_labels``
-is set; in the code over those that have its label, with or without the mask. A
-sub-model is served as it was trained, with its Scaler, which the paper has in training
-alone, as it evaluates the whole model; there r = 1. Masks are not applied to what is
-served.
+Departures from the paper:
+
+- A network with BatchNorm is rejected. So the paper's static BatchNorm, which collects
+  its statistics after training, is not needed.
+- A client's width is the same in all rounds (the paper's "fix", not its "dynamic").
+- Each client draws its width independently, so the shares of widths hold on average.
+- Gradients are clipped as the training section sets; the authors' code clips those of
+  each mini-batch to a norm of 1.
+- A row of the head is averaged over all participants unless ``mask_labels`` is set; in
+  the code it is averaged over participants that have its label in either case.
+- A client serves its sub-model with the Scaler, as it was trained. The paper evaluates
+  the whole model, where r = 1. Masks do not apply to the served model.
 """
 
 import bisect
@@ -58,30 +60,30 @@ from knnper.strategies.core.training import local_sgd
 
 @dataclass(frozen=True)
 class HeteroFLSettings(Settings):
-    """Which clients have which part of the model.
+    """The widths of the clients' sub-models.
 
     Attributes
     ----------
     widths
-        r, the parts of the hidden channels that clients have; the paper's levels a to e
-        by default.
+        r, the fractions of the hidden channels, (0, 1]; by default the paper's levels a
+        to e.
     shares
-        The part of the clients that has each of the ``widths``, relative to the others;
-        none is all alike.
+        The relative frequency of each of the ``widths`` among clients; empty is
+        uniform.
     assignment
         How a client gets its width: by ``chance``, or by the ``speed`` of its device in
-        virtual time, so that the slowest clients have the smallest widths.
+        virtual time, the slowest clients having the smallest widths.
     client_widths
-        Widths of clients by name, which come before all this. Those of a simulation are
-        called 0000, 0001 and so on, in the order of their names in the data.
+        Widths of clients by name; they take precedence. Clients of a simulation are
+        named 0000, 0001 and so on, in the order of their names in the data.
     client_weights
-        a_i: whether clients that hold a parameter count the same (``equal``, the
-        paper's) or as their examples do (``size``, FedAvg's).
+        a_i: 1 for all clients that hold a parameter (``equal``, as in the paper) or
+        their number of examples (``size``, as in FedAvg).
     scaler
         Whether outputs of hidden layers are divided by r.
     mask_labels
-        Whether clients learn from the logits of their own labels alone, as in the
-        paper's experiments on clients with few labels each.
+        Whether clients learn from the logits of their own labels only, as in the
+        paper's experiments with few labels per client.
     """
 
     widths: Annotated[tuple[PositiveFraction, ...], Field(min_length=1), ALL_DIFFER] = (
@@ -117,14 +119,14 @@ class SubModel(Record):
 class Part:
     """A sub-model within the global model."""
 
-    task: Task  # Of the narrower network
-    places: Tensor  # Where each of its weights is in the global ones, int64
-    labels: Tensor  # The label whose row of the head a weight is in, int64; else -1
-    work: float  # Multiplications of an example, in those of the global model
+    task: Task  # with the narrower network
+    places: Tensor  # positions of its weights in the global model, int64
+    labels: Tensor  # label of the row of the head with each weight, int64; else -1
+    work: float  # multiplications for an example, relative to the global model
 
 
 class HeteroFL(Method):
-    """One global model, of which each client trains the part that it can afford."""
+    """One global model; each client trains a part of a width that it can afford."""
 
     title = "HeteroFL"
     source = "Diao et al. 2021, Algorithm 1"
@@ -149,9 +151,9 @@ class HeteroFL(Method):
             )
             raise ConfigError([Problem("model", message)])
         if smallest < 1 and task.frozen:
-            message = "found weights that are not trained, expected all"
+            message = "found frozen weights, expected that all are trained"
             raise ConfigError([Problem("model.trained", message)])
-        self._part(smallest)  # that it can be built, before the first round
+        self._part(smallest)  # fails now, not in a round, if it cannot be built
 
     @staticmethod
     def check(settings: HeteroFLSettings, experiment: Experiment) -> Sequence[Problem]:
@@ -164,9 +166,9 @@ class HeteroFL(Method):
             return (Problem("method.assignment", message),)
         if settings.mask_labels and experiment.training.compression is not None:
             message = (
-                "found true with training.compression, expected one of the two: which "
-                "labels a client has is told by what did not change, and a code tells "
-                "no such thing"
+                "found true with training.compression, expected one of the two: the "
+                "server infers a client's labels from the rows that did not change, "
+                "which compression hides"
             )
             return (Problem("method.mask_labels", message),)
         return ()
@@ -175,21 +177,21 @@ class HeteroFL(Method):
         named = self.settings.client_widths
         if named and not named.keys() & {*clients}:
             message = (
-                f"found none of the seen clients, which are called "
-                f"{', '.join(clients[:3])} and so on, in a simulation by their place; "
-                "expected one at least"
+                f"found none of the seen clients, which are named "
+                f"{', '.join(clients[:3])} and so on, in a simulation by their number; "
+                "expected at least one"
             )
             raise ConfigError([Problem("method.client_widths", message)])
         return ModelState(self.task.initial_weights)
 
     def width(self, client_id: str) -> float:
-        """Return r of a client, the same in all rounds; 1 of any unseen one."""
+        """Return r of a client, the same in all rounds; 1 for `UNSEEN_CLIENT`."""
         chosen = self.settings
         if client_id in chosen.client_widths:
             return chosen.client_widths[client_id]
         if client_id == UNSEEN_CLIENT:
             return 1.0
-        # Uniform between 0 and 1 over the clients, either way.
+        # In both cases the rank is uniform in (0, 1) over the clients.
         if chosen.assignment == "speed":
             rank = NormalDist().cdf(self.task.key.device(client_id)[0])
         else:
@@ -258,7 +260,7 @@ class HeteroFL(Method):
         return wrong_shape(update, weights=tuple(payload.weights.shape))
 
     def _part(self, width: float) -> Part:
-        """Return the part of the global model of this width, made when first asked."""
+        """Return the part of the global model of this width, from a cache."""
         if width not in self._parts:
             self._parts[width] = self._new_part(width)
         return self._parts[width]
@@ -294,10 +296,10 @@ def _narrower(whole: Task, width: float) -> FlatModel:
 
 
 def places_in(whole: FlatModel, part: FlatModel) -> Tensor:
-    """Return where the weights of a sub-model are in those of the whole model.
+    """Return the positions of a sub-model's weights in the whole model.
 
-    int64, shape (part.num_weights,). Its tensors have the same names, and are the first
-    ones of the others' in every dimension; a `ConfigError` says that they are not.
+    int64, shape (part.num_weights,). Each tensor must be the leading slice, in every
+    dimension, of the whole model's tensor of the same name; else ConfigError is raised.
     """
     numbered = whole.named(torch.arange(whole.num_weights))
     positions = {
@@ -313,7 +315,7 @@ def places_in(whole: FlatModel, part: FlatModel) -> Tensor:
 
 
 def _labels_of(model: FlatModel) -> Tensor:
-    """Return the label whose row of the head each weight is in, int64; else -1."""
+    """Return the label of each weight in a row of the head, int64; -1 for others."""
     head = {*model.module.classifier.modules()}
     labels = {}
     for entry in model.entries:
@@ -326,10 +328,10 @@ def _labels_of(model: FlatModel) -> Tensor:
 
 
 def _held(labels: Tensor, moved: Tensor) -> Tensor:
-    """Return which weights a client holds, bool: not the rows of labels it lacks.
+    """Return a mask of the weights that a client holds, without rows of absent labels.
 
-    These came back as they were sent. ``labels`` are of `Part`, ``moved`` where an
-    update differs from what was sent.
+    Rows of absent labels return unchanged. ``labels`` are those of `Part`, and
+    ``moved`` marks the weights that differ from the payload.
     """
     trained = torch.zeros(int(labels.max()) + 1, dtype=torch.bool)
     trained[labels[moved & (labels >= 0)]] = True
@@ -337,7 +339,7 @@ def _held(labels: Tensor, moved: Tensor) -> Tensor:
 
 
 def _layers(module: EmbeddingModel, *, hidden: bool = False) -> Iterator[nn.Module]:
-    """Yield the layers that multiply, or of these the ones outside the head."""
+    """Yield the linear and convolutional layers; with ``hidden`` without the head's."""
     head = {*module.classifier.modules()} if hidden else set[nn.Module]()
     for layer in module.modules():
         if isinstance(layer, _MULTIPLYING) and layer not in head:
@@ -345,7 +347,7 @@ def _layers(module: EmbeddingModel, *, hidden: bool = False) -> Iterator[nn.Modu
 
 
 def _multiplications(task: Task) -> int:
-    """Return how many multiplications the layers need for one example, forward."""
+    """Count the multiplications of the layers in a forward pass of one example."""
     counts: list[int] = []
 
     def count(layer: Any, _: Any, output: Tensor) -> None:

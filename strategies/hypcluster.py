@@ -6,14 +6,18 @@ each participant i takes
 
     f(i) = argmin_k L_i(h_k)
 
-with the mean loss on its training data, trains h_f(i), and the server averages each
-h_k over the clients that chose it. At first the participants all train one model; they
-are split at random into K groups, and the mean of each group is where a h_k begins.
+with the mean loss on its training data, and trains h_f(i). The server averages each h_k
+over the clients that chose it.
 
-The paper says of the start only that a model is trained on sampled clients and that
-all h_k are initialised with it "randomly". Departures: the means of models replace the
-paper's SGD on a cluster's pooled data, as in FedAvg; a cluster that nobody chose keeps
-its model.
+In the first round all participants train one model. They are split at random into K
+groups, and the mean of each group becomes the first h_k. The paper says about the start
+only that a model is trained on sampled clients and that all h_k are initialised with it
+"randomly".
+
+Departures from the paper:
+
+- Means of models replace the paper's SGD on a cluster's pooled data, as in FedAvg.
+- A cluster that no client chose keeps its model.
 """
 
 from abc import ABC, abstractmethod
@@ -35,24 +39,23 @@ from knnper.strategies.core.task import ModelPredictor, Task
 
 @dataclass(frozen=True)
 class ClusterModels(Record):
-    """Models on their way to a client."""
+    """The payload of a client: models of one or more clusters."""
 
-    # Of the clusters that the client may choose from, or of its own alone: tensors of
-    # shape (num_weights,), at least one.
+    # The models to choose from, or that of the client's cluster; shape (num_weights,).
     models: tuple[Tensor, ...]
-    numbers: tuple[int, ...]  # Which cluster each of them belongs to
-    default: int  # The position of the model that a client without data is served
+    numbers: tuple[int, ...]  # the cluster of each model
+    default: int  # position of the model for a client without data
 
 
 @dataclass(frozen=True)
 class ClusterUpdate(ModelUpdate):
-    """One trained model on its way to the server."""
+    """The update of a client."""
 
-    cluster: int  # The number of the cluster whose model was trained
+    cluster: int  # the cluster of the trained model
 
 
 class ClusterMethod(Method, ABC):
-    """A client trains, and is served, the model with the lowest loss on some data."""
+    """Base of methods whose clients choose among models by the loss on their data."""
 
     chooses_on_validation = True
     payload_type = ClusterModels
@@ -60,7 +63,7 @@ class ClusterMethod(Method, ABC):
 
     @abstractmethod
     def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
-        """Return on which of a client's examples the models are compared."""
+        """Return the client's examples on which the models are compared."""
 
     def local_update(
         self, payload: ClusterModels, data: ClientData, rate: float, rng: RandomKey
@@ -96,14 +99,14 @@ class ClusterMethod(Method, ABC):
 
 
 def best_position(task: Task, payload: ClusterModels, parts: Sequence[Examples]) -> int:
-    """Return the position of the model with the lowest mean loss; ties to the first."""
+    """Return the position of the model with the lowest loss; ties go to the first."""
     if len(payload.models) == 1:
         return 0
     if not any(map(len, parts)):
         return payload.default
 
     def loss_sum(weights: Tensor, examples: Examples) -> float:
-        loss = task.loss_sum(weights, examples)  # infinite where it is not defined
+        loss = task.loss_sum(weights, examples)  # NaN counts as infinite
         return float(torch.nan_to_num(loss, nan=torch.inf, posinf=torch.inf))
 
     losses = [sum(loss_sum(model, part) for part in parts) for model in payload.models]
@@ -112,13 +115,12 @@ def best_position(task: Task, payload: ClusterModels, parts: Sequence[Examples])
 
 @dataclass(frozen=True)
 class HypClusterSettings(Settings):
-    """How many models are shared.
+    """The number of shared models.
 
     Attributes
     ----------
     num_clusters
-        K (the paper's q), 1 to 5 in the paper, where 2 was best on EMNIST. 1 is
-        FedAvg.
+        K (the paper's q); 1 to 5 in the paper, where 2 was best on EMNIST. 1 is FedAvg.
     """
 
     num_clusters: PositiveInt = 2
@@ -128,17 +130,15 @@ class HypClusterSettings(Settings):
 class HypClusterState(Record):
     """The server's state."""
 
-    # h_k: K tensors of shape (num_weights,); before the first round one, the initial
-    # model.
+    # h_k, K tensors of shape (num_weights,); before the first round the initial model.
     centers: tuple[Tensor, ...]
-    largest: int  # The cluster that most examples were trained in, in the last round
-    # The group that each seen client is split into in the first round, by its name;
-    # empty afterwards.
+    largest: int  # the cluster with the most training examples in the last round
+    # The group of each seen client in the first round, by name; empty afterwards.
     deal: dict[str, int]
 
 
 class HypCluster(ClusterMethod):
-    """A few shared models; each client trains and is served the best for it."""
+    """A few shared models; each client trains and serves the best for its data."""
 
     title = "HypCluster"
     source = "Mansour et al. 2020, Algorithm HypCluster; three-approaches, section 4.3"
@@ -176,18 +176,18 @@ class HypCluster(ClusterMethod):
         for client, update in updates:
             cluster = state.deal.get(client, update.cluster)
             if cluster not in range(self.settings.num_clusters):
-                continue  # a client may say anything, and a sum is as large as a model
+                continue  # a client may claim any cluster, and each sum takes memory
             sums.setdefault(cluster, RunningMean()).add(
                 update.weights, update.num_examples
             )
             sizes[cluster] = sizes.get(cluster, 0) + update.num_examples
         means = {k: sums[k].result() for k in sorted(sums)}
-        kept = state.centers
-        if state.deal:  # what a group without anyone starts as: the mean of all groups
-            everyone = RunningMean()
+        previous = state.centers
+        if state.deal:  # in the first round an empty group gets the mean of all groups
+            overall = RunningMean()
             for number, mean in means.items():
-                everyone.add(mean, sizes[number])
-            kept = (everyone.result(),) * self.settings.num_clusters
-        centers = tuple(means.get(k, center) for k, center in enumerate(kept))
+                overall.add(mean, sizes[number])
+            previous = (overall.result(),) * self.settings.num_clusters
+        centers = tuple(means.get(k, center) for k, center in enumerate(previous))
         largest = max(means, key=lambda k: sizes[k], default=state.largest)
         return HypClusterState(centers, largest, {})

@@ -1,9 +1,9 @@
 """kNN-Per + FT: a local memory on the representation of a fine-tuned model.
 
-Chen et al. 2023, section 6, row KNN-PER+FT. The paper does not say in which order;
-here the client fine-tunes first and remembers with the tuned model. λ is chosen with
-the model that was tuned on the training split alone, to which the validation split is
-new.
+Chen et al. 2023, section 6, row KNN-PER+FT. The paper does not define the order. Here
+the client fine-tunes first, and stores embeddings of the tuned model. It chooses λ with
+the model that was tuned on the training split alone, which has not seen the validation
+split.
 """
 
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from knnper.strategies.knn_per import KnnMemory
 
 @dataclass(frozen=True)
 class FineTunedMemorySettings(Settings):
-    """Fine-tuning, then memory.
+    """Fine-tuning, and a memory on top of it.
 
     Attributes
     ----------
     fine_tuning
-        How the model is tuned.
+        The fine-tuning of the served model.
     memory
-        The local memory on top of it.
+        The local memory on the tuned model.
     """
 
     fine_tuning: FineTuningSettings = field(default_factory=FineTuningSettings)
@@ -33,7 +33,7 @@ class FineTunedMemorySettings(Settings):
 
 
 class FineTunedMemory(Personalizer):
-    """The served model, fine-tuned, and the client's memory on top of it."""
+    """The served model, fine-tuned, with the client's memory on top of it."""
 
     title = "FT + kNN"
     source = "Chen et al. 2023, section 6"

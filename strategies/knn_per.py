@@ -1,12 +1,27 @@
-"""kNN-Per: the global model and a local memory, mixed at each client.
+"""kNN-Per: each client mixes the global model with a vote of its nearest examples.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
-Memorization", ICML 2022, Algorithm 1.
+Memorization", ICML 2022, Algorithm 1. The rounds are FedAvg's. After them a client m
+stores the pairs (φ(x), y) of its data, and predicts with (Eq. 6 and 7)
 
-The paper tunes λ for each client, on validation data or by cross-validation (section
-3). The authors' code chooses no λ: it scores each value of a grid, shared by all
-clients, on their test data, and averages over the clients. Here each client chooses
-its own, see `knnper.datastore.tuning`, and never on test data.
+    p_kNN(y|x) ∝ Σ_{i among the k nearest} 1[y_i = y] exp(-d(φ(x), φ(x_i)) / σ)
+    h_{m,λ}(x) = λ_m p_kNN(x) + (1 - λ_m) h_global(x)
+
+Memory and predictor are in `knnper.datastore`, since sites and service use them too:
+`tuning` fills the store and chooses λ, k and σ, and `prediction` predicts.
+
+Departures from the paper and its public reference implementation:
+
+- Each client chooses its own λ, on validation data or by leave-one-out, as the paper
+  describes (section 3). The reference implementation scores each λ of a grid, common to
+  all clients, on test data.
+- λ is chosen with the training split in the store. The store that is served holds both
+  splits, as the paper retrains on both (section 5).
+- The reference implementation mixes p_kNN with logits, and has the kernel
+  exp(-d²/(p σ)), here ``kernel: squared``.
+
+Unusual here: the memory is a personalisation on top of any method with a
+representation, and the method `knn_per` is FedAvg with it.
 """
 
 from dataclasses import replace
@@ -27,9 +42,8 @@ from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
 from knnper.strategies.fedavg import FedAvg
 
 
-# The catalogue finds it as the personalisation `knn`, for any method.
 class KnnMemory(Personalizer):
-    """What the method serves and each client's nearest stored examples, mixed."""
+    """A mixture of the served model and the vote of the client's nearest examples."""
 
     name = "knn"
     title = "kNN"
@@ -53,7 +67,7 @@ class KnnMemory(Personalizer):
 
 
 def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
-    """Return ``predictor`` as one that a memory can be put on."""
+    """Return ``predictor`` as one with a representation; raise RunError if none."""
     if not isinstance(predictor, EmbeddingPredictor):
         raise RunError(
             "expected a method whose predictors have a representation, found one that "
@@ -69,40 +83,43 @@ def knn_predictor(
     settings: KnnSettings,
     rng: RandomKey,
 ) -> KnnPredictor:
-    """Return the predictor of a client that remembers ``data``.
+    """Fill a client's memory with ``data``, choose λ, k and σ; return the predictor.
 
-    λ, k and σ where they are tuned, and the class prior where one is set, are chosen on
-    the validation split with only the training split in the store, or by leave-one-out;
-    see `TuningSettings`. The store that is served holds both splits, as the paper
-    retrains on both (section 5); a ``base`` that was too chooses as it was before.
+    If ``base`` was trained on both splits, the choice is made with its
+    `without_validation`, to which the validation split is new, and with a store of that
+    predictor's embeddings.
     """
 
-    def embedded(by: EmbeddingPredictor) -> tuple[Store, NewExamples, NewExamples]:
-        """Return an empty store, and the training and the validation split for it."""
-        splits = (data.train, data.validation)
+    def embed_by(
+        predictor: EmbeddingPredictor,
+    ) -> tuple[Store, NewExamples, NewExamples]:
+        """Return an empty store, and the training and validation splits for it."""
         train, validation = (
-            NewExamples(by.embed(split.images), split.labels) for split in splits
+            NewExamples(predictor.embed(split.images), split.labels)
+            for split in (data.train, data.validation)
         )
-        size, chance = train.embeddings.shape[1], store_settings_of(settings, rng)
-        spec = StoreSpec(num_classes)
-        empty = empty_memory_store(spec, int(size), UNNAMED, chance)
-        return empty, train, validation
+        store = empty_memory_store(
+            StoreSpec(num_classes),
+            int(train.embeddings.shape[1]),
+            UNNAMED,
+            store_settings_of(settings, rng),
+        )
+        return store, train, validation
 
-    store, train, validation = embedded(base)
+    store, train, validation = embed_by(base)
     scorer = base if settings.is_fixed else base.without_validation()
     if scorer is base:
         tuned = fill_and_tune(store, train, validation, base.head, settings)
     else:
-        tuned = fill_and_tune(*embedded(scorer), scorer.head, settings)
+        tuned = fill_and_tune(*embed_by(scorer), scorer.head, settings)
         store.add(train)
         store.add(validation)
     predictor = tuned.predictor(base.embed, base.head, store, settings)
     return replace(predictor, tuning={**base.describe(), **predictor.tuning})
 
 
-# The catalogue finds it as the method `knn_per`: FedAvg's rounds, with `KnnMemory`.
 class KnnPer(FedAvg):
-    """The global model and each client's nearest stored examples, mixed."""
+    """A mixture of the global model and the vote of each client's nearest examples."""
 
     title = "kNN-Per"
     source = "Marfoq et al. 2022, Algorithm 1 and Eq. 3-7"

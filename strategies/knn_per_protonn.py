@@ -1,4 +1,4 @@
-"""kNN-Per with a compressed memory: ProtoNN in place of the store.
+"""kNN-Per with a compressed memory: ProtoNN's prototypes in place of the store.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
 Memorization", ICML 2022, Appendix B, Figure 11; Gupta et al.,
@@ -32,17 +32,17 @@ from knnper.strategies.knn_per import require_embeddings
 
 @dataclass(frozen=True)
 class PrototypeSettings(Settings):
-    """The prototypes and their part in the prediction.
+    """The prototypes and their weight in the prediction.
 
     Attributes
     ----------
     prototypes
-        How many, in how many dimensions, and how they are trained.
+        Number, dimension and training of the prototypes.
     knn_weights
-        The values of λ that a client chooses from on its validation data, as for
-        kNN-Per: a single value is fixed, and of several 0 is always one.
+        The values of λ, in [0, 1], that a client chooses from on its validation data. A
+        single value is fixed; to several values 0 is always added.
     criterion
-        What is best: ``accuracy`` or ``log_loss``.
+        The score of a λ: ``accuracy``, ``log_loss`` or ``both``, as for kNN-Per.
     """
 
     prototypes: ProtoNNSettings = field(default_factory=ProtoNNSettings)
@@ -51,7 +51,7 @@ class PrototypeSettings(Settings):
 
 
 class Prototypes(Personalizer):
-    """What the method serves and prototypes of the client's examples, mixed."""
+    """A mixture of the served model and prototypes of the client's examples."""
 
     name = "protonn"
     title = "ProtoNN"
@@ -75,11 +75,11 @@ def compress(
     settings: PrototypeSettings,
     rng: RandomKey,
 ) -> KnnPredictor:
-    """Return the predictor of a client that keeps prototypes of ``data``.
+    """Fit prototypes to ``data``, choose λ, and return the predictor.
 
-    λ is chosen on the validation split with prototypes of the training split; those
-    that are served are fitted to both, as kNN-Per's store holds both. A client that
-    lacks one of them takes 0, or the λ that is fixed.
+    λ is chosen on the validation split with prototypes of the training split. The
+    prototypes that are served are fitted to both splits. A client without one of the
+    splits takes λ = 0, or the fixed λ.
     """
     fit = functools.partial(
         fit_protonn,
@@ -111,12 +111,12 @@ def compress(
 
 
 def _embedded(base: EmbeddingPredictor, data: ClientData) -> tuple[Tensor, Tensor]:
-    """Return the representations of the training and of the validation split."""
+    """Return the representations of the training and the validation split."""
     return base.embed(data.train.images), base.embed(data.validation.images)
 
 
 class KnnPerProtoNN(FedAvg):
-    """The global model and prototypes of each client's examples, mixed."""
+    """A mixture of the global model and prototypes of each client's examples."""
 
     title = "kNN-Per (ProtoNN)"
     source = "Marfoq et al. 2022, Appendix B, Figure 11; Gupta et al. 2017"

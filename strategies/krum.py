@@ -1,9 +1,9 @@
-"""Krum, Multi-Krum and Bulyan: models that are close to their neighbours.
+"""Krum, Multi-Krum and Bulyan: the server selects models close to their neighbours.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine
-Tolerant Gradient Descent", NeurIPS 2017, sections 4 and 5, on models where the paper
-has gradients (their differences are the same). Of n clients, f of them bad, with
-n ≥ 2 f + 3,
+Tolerant Gradient Descent", NeurIPS 2017, sections 4 and 5. The paper compares
+gradients; here models are compared, with the same differences. Of n clients, f of them
+malicious, with n ≥ 2 f + 3,
 
     s(k) = Σ_{i → k} |w_k - w_i|²    over the n - f - 2 models closest to w_k
     w ← w_k with the smallest s(k)                                             (Krum)
@@ -12,21 +12,25 @@ n ≥ 2 f + 3,
 El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in
 Byzantium", ICML 2018, section 4 (Bulyan), with A = Krum and n ≥ 4 f + 3:
 
-1. Krum's choice among those that are left joins the selection S, θ = n - 2 f times.
+1. Krum's choice among the remaining models joins the selection S, θ = n - 2 f times.
 2. Each weight is the mean of the β = θ - 2 f values in S closest to their median.
 
-All updates of a round are held at once. Distances cover all weights, buffers such as
-BatchNorm's running statistics too: what the server takes over must not differ from what
-it compared. Of equal scores the first client's is the smaller; in Flower it may be
-another's, depending on the processor that sorts them.
+The server holds all updates of a round at once. Distances cover all weights, buffers
+such as BatchNorm's running statistics too, because the server adopts all of them. Ties
+of scores go to the first client.
 
-Flower's methods of these names ask neither for so many clients nor for n ≥ m (its
-`Bulyan` keeps the old model); here a round of fewer is an error. Flower's `Bulyan`
-takes the θ best scores of one run of Krum; the paper, and `iterated_krum`, run it anew
-each time one has been taken away: towards the end fewer than 2 f + 3 are left, and Krum
-still looks at one neighbour. Departure: Multi-Krum's mean weights the selected by their
-examples, as Flower does, so that with m = n it is FedAvg; in the paper, and in Bulyan,
-each counts the same.
+Departure from the paper: Multi-Krum's mean weights the selected models by their
+examples, as Flower does, so that m = n is FedAvg. In the paper, and in Bulyan, each
+counts the same.
+
+Flower's methods of these names differ:
+
+- They do not require these numbers of clients, nor n ≥ m (its `Bulyan` keeps the old
+  model); here a round with fewer clients is an error.
+- Flower's `Bulyan` takes the θ best scores of one run of Krum. The paper, and
+  `iterated_krum`, run Krum again after each selection. Towards the end fewer than
+  2 f + 3 models remain, and Krum compares each with one neighbour.
+- Ties in Flower depend on the processor that sorts the scores.
 """
 
 from collections.abc import Sequence
@@ -52,20 +56,20 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class KrumSettings(Settings):
-    """Whom the server expects.
+    """The number of malicious clients that the server expects.
 
     Attributes
     ----------
     num_malicious
-        f, clients in a round that may send anything; at most (n - 3) / 2 of n. The
-        paper has a third or fewer. 0 expects none.
+        f, the clients in a round that may send anything; at most (n - 3) / 2 of n, a
+        third or fewer in the paper. 0 expects none.
     """
 
     num_malicious: NonNegativeInt = 0
 
 
 class Krum(FedAvg):
-    """The one client's model that is closest to its neighbours."""
+    """The model of the client that is closest to its neighbours."""
 
     title = "Krum"
     source = "Blanchard et al. 2017, section 4"
@@ -83,25 +87,25 @@ class Krum(FedAvg):
         return ModelState(self.combined(held))
 
     def require_enough(self, num_clients: int) -> None:
-        """Raise an error unless n ≥ 2 f + 3."""
+        """Raise RunError unless there are enough clients, n ≥ 2 f + 3."""
         f = self.settings.num_malicious
         require(2 * f + 3, num_clients, f"2 f + 3 with f = {f}")
 
     def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
-        """Return w of the next round from all updates, sorted by client."""
+        """Combine all updates, sorted by client, to w of the next round."""
         best, *_ = lowest(squared_distances(held), self.settings.num_malicious)
         return held[best].weights
 
 
 @dataclass(frozen=True)
 class MultiKrumSettings(KrumSettings):
-    """Whom the server expects, and how many it takes.
+    """The number of malicious clients, and of those that are averaged.
 
     Attributes
     ----------
     num_selected
-        m, the clients that are averaged; null is n - f of the n in a round, as many as
-        are not expected to be bad.
+        m, the clients that are averaged; null is n - f of the n in a round, all that
+        are expected to be honest.
     """
 
     num_selected: PositiveInt | None = None
@@ -132,13 +136,13 @@ class MultiKrum(Krum):
 
 @dataclass(frozen=True)
 class BulyanSettings(KrumSettings):
-    """Whom the server expects.
+    """The number of malicious clients that the server expects.
 
     Attributes
     ----------
     num_malicious
-        f, clients in a round that may send anything; at most (n - 3) / 4 of n. 0
-        expects none: then the mean of all clients is left, each counting the same.
+        f, the clients in a round that may send anything; at most (n - 3) / 4 of n. 0
+        expects none, and is the plain mean of all clients.
     """
 
 
@@ -163,16 +167,16 @@ class Bulyan(Krum):
 
 
 def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
-    """Return the positions of n clients by their score, of equals the first first."""
+    """Return the positions of n clients by ascending score, ties in client order."""
     num_closest = max(1, len(distances) - num_malicious - 2)
-    # The closest is the client itself.
+    # Without the first column: the closest model is the client's own.
     closest = np.sort(distances, axis=1)[:, 1 : num_closest + 1]
     order: list[int] = np.argsort(closest.sum(axis=1), kind="stable").tolist()
     return order
 
 
 def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
-    """Return the θ = n - 2 f positions that Krum chooses, one after the other."""
+    """Return the θ = n - 2 f positions that Krum selects, one after the other."""
     remaining, selected = list(range(len(distances))), []
     for _ in range(len(distances) - 2 * num_malicious):
         best = lowest(distances[np.ix_(remaining, remaining)], num_malicious)[0]

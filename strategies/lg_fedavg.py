@@ -7,12 +7,14 @@ a baseline of Chen et al. 2023 (Table 6). A client m trains its local representa
 
     (θ_m^ℓ, θ_m^g) ← SGD from (θ_m^ℓ of its last round, θ^g of the server)
 
-and sends θ_m^g only, of which the server takes the mean weighted by examples.
+and sends θ_m^g only. The server takes the mean, weighted by examples.
 
-Departures: the supervised local loss only, without the paper's auxiliary and fair
-representations. The paper sends inputs of unknown devices through all trained local
-models; here they never leave their clients, and an unseen client trains one of its own
-under the global model.
+Departures from the paper:
+
+- Only the supervised local loss is used, without auxiliary and fair representations.
+- The paper sends inputs of unknown devices through all trained local models. Here local
+  models never leave their clients, and an unseen client trains its own under the global
+  model.
 """
 
 from dataclasses import dataclass
@@ -24,15 +26,16 @@ from knnper.strategies.core.task import Task
 
 @dataclass(frozen=True)
 class LGFedAvgSettings(Settings):
-    """Which part is local.
+    """The local part of the model.
 
     Attributes
     ----------
     num_local_layers
-        Layers of ℓ, counted from the start: convolutions or linear layers, each with
-        the normalisation behind it. Null is all but the head; 0 is FedAvg.
+        The number of layers of ℓ, counted from the start: convolutions or linear
+        layers, each with the normalisation behind it. Null is all but the head; 0 is
+        FedAvg.
     unseen_epochs
-        Passes over its data in which a client that was never drawn trains them.
+        Passes over its data in which an unseen client trains these layers.
     """
 
     num_local_layers: NonNegativeInt | None = None

@@ -1,9 +1,9 @@
-"""Local: every client trains alone, from the common initial weights.
+"""Local: each client trains alone, from the common initial weights.
 
 The baseline "Local" of Marfoq et al. 2022, section 5. There are no rounds: all training
-happens in `personalize`, as long as that of a client that takes part in every round
-of FedAvg, with the same schedule of learning rates, on both of a client's splits: the
-paper retrains its models on both together.
+happens in `personalize`. It takes as many steps as a client makes that takes part in
+every round of FedAvg, with the same learning-rate schedule, on both splits of a client,
+since the paper retrains its models on both.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ from knnper.strategies.core.training import on_both_splits
 
 @dataclass(frozen=True)
 class LocalSettings(Settings):
-    """How long a client trains alone.
+    """The length of the training.
 
     Attributes
     ----------
     num_rounds
-        Rounds' worth of local training, 1 or more; null is ``training.num_rounds``,
-        what a client does that takes part in every round.
+        The amount of training, in rounds, 1 or more; null is ``training.num_rounds``,
+        as for a client that takes part in every round.
     """
 
     num_rounds: PositiveInt | None = None
 
 
 class Local(Method):
-    """Every client trains a model of its own, without collaboration."""
+    """Each client trains its own model, without collaboration."""
 
     title = "Local"
-    needs_num_rounds = "its clients train by themselves, in no round"
+    needs_num_rounds = "its clients train alone, outside of rounds"
     source = "Marfoq et al. 2022 section 5, baseline Local"
     upload = "0"
     download = "0"
@@ -68,8 +68,8 @@ class Local(Method):
 
     def client_update(self, *arguments: Any, **named: Any) -> NoReturn:
         raise RunError(
-            "Local has no rounds of training: clients train in `personalize` only. "
-            "Run as many rounds as the method's `num_rounds` says, which is 0"
+            "Local has no rounds of training: clients train in `personalize` only; "
+            "run the method's `num_rounds`, which is 0"
         )
 
     aggregate = client_update

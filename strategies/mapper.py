@@ -66,19 +66,19 @@ Cover = Annotated[tuple[UnitInterval, ...], Field(min_length=1), ALL_DIFFER]
 
 @dataclass(frozen=True)
 class TwoStageSettings(Settings):
-    """The local model and its part in the mixture.
+    """The local model and its weight in the mixture.
 
     Attributes
     ----------
     interpolation_weights
-        The values of λ that a client chooses from, all different. 0 is the served model
-        alone, 1 the local model alone.
+        The values of λ that a client chooses from, in [0, 1] and all different. 0 is
+        the served model alone, 1 the local model alone.
     local_epochs
-        Passes over the client's data in which the local model is trained; 1 in the
-        paper.
-    local_learning_rate
-        Of the local model; null is the training section's rate in the last round. 0.03
+        Passes over the client's data that train the local model; useful from 1 to 20, 1
         in the paper.
+    local_learning_rate
+        Learning rate of the local model; null is the training section's rate in the
+        last round. 0.03 in the paper.
     """
 
     interpolation_weights: Cover = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -88,19 +88,21 @@ class TwoStageSettings(Settings):
 
 @dataclass(frozen=True)
 class MapperSettings(TwoStageSettings):
-    """The local models and their part in the mixture.
+    """The local models and their weight in the mixture.
 
     Attributes
     ----------
     interpolation_weights
-        The cover of [0, 1] that a client chooses its λ from, values that all differ. 0
-        is the central model alone, 1 the local model alone; every value but 0 costs one
+        The cover of [0, 1] from which a client chooses its λ, all values different. 0
+        is the central model alone, 1 the local model alone. Every value but 0 costs one
         local training.
     local_learning_rate
-        Of the local models; null is the training section's rate. 0.03 in the paper.
+        Learning rate of the local models; null is the training section's. 0.03 in the
+        paper.
     warm_start_fraction
-        Part of the rounds, the first, in which the central model is trained alone, as
-        by FedAvg; 0 is the paper's algorithm, 1 trains local models at the end alone.
+        The fraction of the rounds, at the start, that train the central model alone, as
+        FedAvg does. 0 is the paper's algorithm; 1 trains local models after the last
+        round only.
     """
 
     interpolation_weights: Cover = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -109,7 +111,7 @@ class MapperSettings(TwoStageSettings):
 
 @dataclass(frozen=True)
 class Pair:
-    """A local model and its part."""
+    """A local model and its weight in the mixture."""
 
     interpolation_weight: float  # λ
     local: Tensor  # h_l, shape (num_weights,)
@@ -134,7 +136,7 @@ class Mapper(Method):
     def _local_model(
         self, central: Tensor, share: float, data: Examples, rate: float, rng: RandomKey
     ) -> Pair:
-        if share == 0.0:  # the loss does not depend on it
+        if share == 0.0:  # the loss does not depend on the local model
             return Pair(share, central)
         trained = local_sgd(
             self.task,
@@ -170,7 +172,7 @@ class Mapper(Method):
             pair = self._best(central, data, rate, rng)
         share, examples = pair.interpolation_weight, data.train
         if share == 1.0:
-            # A step along no gradient would still make weights decay and move buffers.
+            # Steps without a gradient would still decay weights and change buffers.
             loss = float(self.task.losses(pair.local, examples).mean())
             return NoState(), ModelUpdate(central, len(examples), loss)
         eq_12 = mixture_loss(self.task, 1 - share, pair.local)
@@ -193,7 +195,7 @@ class Mapper(Method):
 
 
 class TwoStageMapper(Personalizer):
-    """The served model and one that each client trains from it, mixed."""
+    """A mixture of the served model and one that each client trains from it."""
 
     name = "mapper_two_stage"
     title = "Mapper (two stages)"
@@ -240,7 +242,7 @@ class TwoStageMapper(Personalizer):
 
 
 def interpolated(task: Task, central: Tensor, pair: Pair) -> MixturePredictor:
-    """Return what serves λ h_l + (1 - λ) h_c, with h_c of shape (num_weights,)."""
+    """Return the predictor of λ h_l + (1 - λ) h_c, with h_c of shape (num_weights,)."""
     share = pair.interpolation_weight
     weights = torch.tensor([1 - share, share])
     chosen = {"interpolation_weight": share}
@@ -250,11 +252,11 @@ def interpolated(task: Task, central: Tensor, pair: Pair) -> MixturePredictor:
 def best_pair(
     task: Task, central: Tensor, pairs: Sequence[Pair], data: ClientData
 ) -> Pair:
-    """Return the pair whose mixture with h_c has the smallest log-loss.
+    """Return the pair with the smallest log-loss of the mixture with h_c.
 
-    On the validation split; without one on the training split. Of equals the first;
-    without training data the central model alone, whatever the pairs are.
-    Mansour et al. 2020, Eq. 11.
+    Mansour et al. 2020, Eq. 11. The loss is on the validation split, or on the training
+    split if there is none. Ties go to the first pair. Without training data the result
+    is the central model alone.
     """
     if len(data.train) == 0:
         return Pair(0.0, central)
@@ -262,7 +264,7 @@ def best_pair(
         return pairs[0]
     split = data.validation if len(data.validation) else data.train
 
-    @functools.cache  # Tensors are compared as objects: pairs may share a model.
+    @functools.cache  # by identity of the tensors, since pairs may share a model
     def probabilities(weights: Tensor) -> Tensor:
         return task.probabilities(weights, split.images).double()
 
@@ -275,13 +277,13 @@ def best_pair(
 
 
 def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
-    """Return -log(s h(x)[y] + (1 - s) h'(x)[y]) as an objective for h.
+    """Return the objective -log(s h(x)[y] + (1 - s) h'(x)[y]) for h, with h' fixed.
 
-    Where the model makes several predictions for an example, their mean.
+    It is the mean over all predictions if the model makes several for an example.
     """
     if share == 1.0:
         return cross_entropy
-    # A model that is not the task's own.
+    # A copy, since the task's own model is the one that is trained.
     copied = FlatModel(copy.deepcopy(task.model.module), task.model.device)
     copied.load(fixed)
     other = copied.module.eval()

@@ -11,19 +11,21 @@ and a client's step, on the mini-batches D, D' and D'', is
     w̃ = w - α ∇f_i(w; D)
     w ← w - β (I - α ∇²f_i(w; D'')) ∇f_i(w̃; D')
 
-with β the training section's learning rate. The Hessian is left out (FO,
-``first_order``), or its product with v = ∇f_i(w̃; D') is estimated (HF,
-``hessian_free``) as
+with β the training section's learning rate. ``first_order`` (FO) omits the Hessian.
+``hessian_free`` (HF) estimates its product with v = ∇f_i(w̃; D') as
 
     ∇²f_i(w; D'') v ≈ (∇f_i(w + δ v; D'') - ∇f_i(w - δ v; D'')) / (2 δ)
 
-Departures: mini-batches come from passes over the data, not from independent draws;
-those of D' are FedAvg's, so that α = 0 is FedAvg. The mean of the models weights each
-client by its number of examples. Momentum and weight decay, where they are set, act on
-the step of rate β alone. Buffers such as BatchNorm's running statistics are averaged;
-they have seen the mini-batches D and D'' too. At the model distribution
-``adaptation_epochs`` of 1 make a step for each full mini-batch of the client's data,
-where F_i has one on all of them.
+Departures from the paper:
+
+- Mini-batches come from passes over the data, not from independent draws. Those of D'
+  are FedAvg's, so that α = 0 is FedAvg.
+- The mean of the models weights clients by their examples.
+- Momentum and weight decay, if set, act on the step of rate β only.
+- Buffers such as BatchNorm's running statistics are averaged; they have also seen the
+  mini-batches D and D''.
+- After the last round ``adaptation_epochs: 1`` makes one step for each full mini-batch
+  of the client's data; F_i has one step on all of them.
 """
 
 from collections.abc import Sequence
@@ -58,21 +60,23 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class PerFedAvgSettings(Settings):
-    """The inner step, and what is made of the Hessian.
+    """The inner step, and the treatment of the Hessian.
 
     Attributes
     ----------
     inner_learning_rate
-        α, of the step that a client makes on its own data, 0.001 to 0.1; 0 is FedAvg.
+        α, the learning rate of a client's step on its own data; useful from 0.001 to
+        0.1. 0 is FedAvg.
     variant
-        ``first_order`` (FO) leaves the Hessian out, at twice FedAvg's cost of a step;
-        ``hessian_free`` (HF) estimates its product, at four times.
+        ``first_order`` (FO) omits the Hessian, at twice FedAvg's cost of a step;
+        ``hessian_free`` (HF) estimates its product, at four times the cost.
     finite_difference
-        δ, in units of the gradient, with ``hessian_free``: small, so that few kinks of
-        ReLU lie between the two points, but not so small that float32 merges them.
+        δ of ``hessian_free``, in units of the gradient; useful from 0.001 to 0.1. Small
+        enough for few kinks of ReLU between the two points, and large enough for
+        float32 to resolve them.
     adaptation_epochs
         Passes over a client's own data at rate α after the last round. 0 serves the
-        global model, to put something on top of it.
+        global model, as a base for a personalisation.
     """
 
     inner_learning_rate: NonNegativeFloat = 0.01
@@ -103,7 +107,7 @@ class PerFedAvg(Method):
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
-        # Plain steps, as those that the weights were trained for.
+        # Without momentum and weight decay, like the inner steps of training.
         training = replace(self.task.training, momentum=0.0, weight_decay=0.0)
         return trained_on_both_splits(
             replace(self.task, training=training),
@@ -120,15 +124,15 @@ class PerFedAvg(Method):
         if settings.variant == "first_order" or precision == "float32":
             return ()
         message = (
-            f"found {precision}, expected float32 with variant = hessian_free: its "
-            "small differences of gradients are lost in rounding; remove the setting "
-            "or choose first_order"
+            f"found {precision}, expected float32 with variant = hessian_free, as "
+            "rounding would hide its small differences of gradients; remove the "
+            "setting or choose first_order"
         )
         return (Problem("training.precision", message),)
 
 
 def meta_step(settings: PerFedAvgSettings) -> LocalStep:
-    """Return a step on F_i; its loss is f_i(w̃; D'), that after the inner step."""
+    """Return a step on F_i; its loss is f_i(w̃; D'), after the inner step."""
     inner_rate = settings.inner_learning_rate
 
     def step(model: LocalModel) -> Tensor:
@@ -153,7 +157,7 @@ def hessian_product(
     """Return ∇²f(w; D'') v by central differences, shape (num_parameters,)."""
     moved = finite_difference * vector
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    # Both passes drop the same units: another draw would swamp the difference.
+    # Both passes must drop the same units, or dropout would dominate the difference.
     with torch.random.fork_rng(range(torch.cuda.device_count() if in_use else 0)):
         model.backward(batch, at=model.parameters + moved)
     ahead = model.gradient.clone()

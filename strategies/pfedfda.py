@@ -1,31 +1,34 @@
 """pFedFDA: a body trained under a Gaussian model of all clients' embeddings.
 
 Mclaughlin, Su, "Personalized Federated Learning via Feature Distribution Adaptation",
-NeurIPS 2024, Algorithm 1. Embeddings z = θ(x), (p,), of class y are taken to be
-N(μ_y, Σ), with one Σ for all c classes. With class frequencies π that gives the head
+NeurIPS 2024, Algorithm 1. Embeddings z = θ(x), (p,), of class y are modelled as
+N(μ_y, Σ), with one Σ for all c classes. With class frequencies π this gives the head
 
     h(z)_y ∝ π_y exp(z·a_y - ½ μ_y·a_y),  a_y = Σ_ε⁻¹ μ_y,
     Σ_ε = (1 - ε) Σ + ε (tr Σ / p) I,  ε = 1e-4
 
-A participant i with the server's θ, μ and Σ makes SGD on θ under the head of μ, Σ and
+A participant i with the server's θ, μ and Σ trains θ by SGD under the head of μ, Σ and
 its own π_i, which is fixed. From its embeddings under the trained θ_i it estimates μ̂_i,
-μ of a class that it does not have, and Σ̂_i = S / (n_i - 1) + ρ I, with S the scatter
-around μ̂_i, and sends θ_i and
+with μ for classes that it does not have, and Σ̂_i = S / (n_i - 1) + ρ I, with S the
+scatter around μ̂_i. It sends θ_i and
 
     μ_i = β μ̂_i + (1 - β) μ,  Σ_i = β' Σ̂_i + (1 - β') Σ
 
-where β and β' minimise the cross-entropy of the head of (μ_i, Σ_i, π_i) on one half of
-its examples, with μ̂_i and Σ̂_i of the other, and the other way round. The server takes
-the means of θ_i, μ_i and Σ_i by examples. In the end every client, seen or not,
-estimates once more on the last θ, and is served the head of its μ_i, Σ_i and π_i.
+β and β' minimise the cross-entropy of the head of (μ_i, Σ_i, π_i) on one half of its
+examples, with μ̂_i and Σ̂_i from the other half, summed over both halves. The server
+averages θ_i, μ_i and Σ_i, weighted by examples. After the last round every client, seen
+or unseen, estimates once more on the last θ, and serves the head of its μ_i, Σ_i, π_i.
 
-Departures: the authors' code estimates in a round from the embeddings that its training
-saw on the way, and adds 1e-4 to all of Σ̂_i as well; it minimises by L-BFGS without
-bounds and clips. As there, μ is drawn uniformly from [0, 1) at first, Σ is I and ρ 1, π
-has 1e-4 added to each class, and classes of one example are left out of both halves.
-Every round has the same number of clients; in the code each client takes part by a draw
-of its own, and all of them do in the last round. The last estimate is from both splits.
-The global model is that of equal π.
+As in the authors' code, μ is initially uniform in [0, 1), Σ is I and ρ is 1; π has 1e-4
+added to each class; and classes of one example are left out of both halves.
+
+Departures from the paper and the code:
+
+- The code estimates in a round from embeddings collected during training, and adds 1e-4
+  to all of Σ̂_i as well. It minimises by L-BFGS without bounds and clips the result.
+- Every round has the same number of clients. In the code each client takes part by its
+  own draw, and all clients do in the last round.
+- The last estimate uses both splits. The global model has equal π.
 """
 
 from collections.abc import Sequence
@@ -56,19 +59,19 @@ PRIOR = 1e-4
 
 @dataclass(frozen=True)
 class PFedFDASettings(Settings):
-    """How far a client's estimates replace those of all clients.
+    """The interpolation between a client's estimates and those of all clients.
 
     Attributes
     ----------
     interpolation_weight
-        β and β'; null lets each client choose them, in each round and in the end. 1 is
-        the client's own estimates, an ablation of the paper; with 0 nothing but the
-        body is ever learnt.
+        β and β', [0, 1]; null lets each client choose them, in each round and after the
+        last. 1 is the client's own estimates, an ablation of the paper; with 0 only the
+        body is learned.
     separate_weights
-        Whether β and β' are chosen apart, as in the authors' code, or as one.
+        Whether β and β' are chosen separately, as in the authors' code, or are equal.
     covariance_ridge
-        ρ, which is added to the variances of a client's own estimate; 1 in the authors'
-        code. It is to be compared with the variances of embeddings; 0.01 to 1 to try.
+        ρ, which is added to the variances of a client's own estimate; useful from 0.01
+        to 1, on the scale of the embeddings' variances. 1 in the authors' code.
     """
 
     interpolation_weight: UnitInterval | None = None
@@ -78,13 +81,13 @@ class PFedFDASettings(Settings):
 
 @dataclass(frozen=True)
 class Gaussians(Record):
-    """The distribution of embeddings, class by class."""
+    """The Gaussian model of the embeddings of each class."""
 
     means: Tensor  # μ, shape (c, p)
     covariance: Tensor  # Σ, shape (p, p)
 
     def mixed(self, other: Self, weights: Sequence[float]) -> "Gaussians":
-        """Return β of these and 1 - β of the others; ``weights`` are (β, β')."""
+        """Interpolate with ``other``; ``weights`` are (β, β') of this model."""
         of_means, of_covariance = weights
         return Gaussians(
             of_means * self.means + (1 - of_means) * other.means,
@@ -95,22 +98,22 @@ class Gaussians(Record):
         """Return Σ_ε."""
         variance = self.covariance.diagonal().mean()
         identity = torch.eye(len(self.covariance), dtype=self.covariance.dtype)
-        # Where embeddings are all alike, and ρ is 0, there is no variance at all.
+        # The constant keeps it positive if all embeddings are equal and ρ is 0.
         floor = SHRINKAGE * variance + 1e-12
         return (1 - SHRINKAGE) * self.covariance + floor * identity
 
     def head(self) -> tuple[Tensor, Tensor]:
-        """Return the head's a, (c, p), and -½ μ·a, (c,): logits but for log π."""
+        """Return a, (c, p), and -½ μ·a, (c,), the head without log π."""
         factor = torch.linalg.cholesky(self.shrunk())
         slopes = torch.cholesky_solve(self.means.T, factor).T
         return slopes, -0.5 * (self.means * slopes).sum(dim=1)
 
     def double(self) -> "Gaussians":
-        """Return them in float64."""
+        """Convert to float64."""
         return Gaussians(self.means.double(), self.covariance.double())
 
     def float(self) -> "Gaussians":
-        """Return them in float32."""
+        """Convert to float32."""
         return Gaussians(self.means.float(), self.covariance.float())
 
 
@@ -118,7 +121,7 @@ class Gaussians(Record):
 class ModelAndGaussians(Record):
     """The state of the server, and the payload of every client."""
 
-    weights: Tensor  # θ and the head of the features and equal π: (num_weights,)
+    weights: Tensor  # θ with the head of equal π, shape (num_weights,)
     features: Gaussians
 
 
@@ -130,10 +133,13 @@ class PFedFDAUpdate(SharedUpdate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnSharedBody(ModelPredictor):
-    """A model with the body of another, which embeds for both."""
+class SharedBodyPredictor(ModelPredictor):
+    """A predictor whose body is that of another model, which computes its embeddings.
 
-    shared: Tensor  # The other, shape (num_weights,)
+    So the embeddings of the shared body are computed once for both.
+    """
+
+    shared: Tensor  # the other model, shape (num_weights,)
 
     def embed(self, images: Tensor) -> Tensor:
         return self.task.embed(self.shared, images)
@@ -165,10 +171,8 @@ class PFedFDA(PartlyShared):
         self._shape = task.spec.num_classes, task.model.module.embedding_dim
         inside = {*task.model.module.classifier.modules()}
         entries = [entry for entry in task.model.entries if entry.module in inside]
-        shapes, expected = (
-            [entry.shape for entry in entries],
-            [self._shape, self._shape[:1]],
-        )
+        shapes = [entry.shape for entry in entries]
+        expected = [self._shape, self._shape[:1]]
         if shapes != expected:
             message = (
                 f"found a head with weights {shapes}, expected {expected}, one linear "
@@ -228,18 +232,14 @@ class PFedFDA(PartlyShared):
     def _adapted(
         self, features: Gaussians, embeddings: Tensor, labels: Tensor, rng: RandomKey
     ) -> tuple[Gaussians, Sequence[float]]:
-        """Return (μ_i, Σ_i) in float64, and (β, β'), of embeddings (n, p)."""
-        of_all, features_64, fixed = (
-            features.double(),
-            embeddings.double(),
-            self.settings,
-        )
-        weights: Sequence[float] = (fixed.interpolation_weight or 0.0,) * 2
-        if fixed.interpolation_weight is None:
-            weights = self._chosen(of_all, features_64, labels, rng)
-        return self._estimate(of_all, features_64, labels).mixed(
-            of_all, weights
-        ), weights
+        """Return (μ_i, Σ_i) in float64, and (β, β'), from embeddings (n, p)."""
+        of_all, exact = features.double(), embeddings.double()
+        fixed = self.settings.interpolation_weight
+        weights: Sequence[float] = (fixed or 0.0,) * 2
+        if fixed is None:
+            weights = self._chosen(of_all, exact, labels, rng)
+        estimate = self._estimate(of_all, exact, labels)
+        return estimate.mixed(of_all, weights), weights
 
     def _estimate(
         self, of_all: Gaussians, embeddings: Tensor, labels: Tensor
@@ -254,7 +254,7 @@ class PFedFDA(PartlyShared):
     def _chosen(
         self, of_all: Gaussians, embeddings: Tensor, labels: Tensor, rng: RandomKey
     ) -> Sequence[float]:
-        """Return (β, β') by cross-validation; 0 where no class has two examples."""
+        """Choose (β, β') by cross-validation; 0 if no class has two examples."""
         log_prior = self._log_prior(labels)
         usable = torch.bincount(labels)[labels] > 1
         embeddings, labels = embeddings[usable], labels[usable]
@@ -264,15 +264,15 @@ class PFedFDA(PartlyShared):
         folds, whiten = [], torch.linalg.inv(torch.linalg.cholesky(of_all.shrunk()))
         for fit, held_out in ((first, second), (second, first)):
             estimate = self._estimate(of_all, embeddings[fit], labels[fit])
-            # In this basis Σ_ε is the identity and that of the estimate diagonal: one
-            # decomposition will do for all β'.
+            # In this basis Σ_ε is the identity and the estimate's Σ_ε is diagonal, so
+            # one decomposition serves all β'.
             whitened = whiten @ estimate.shrunk() @ whiten.T
             variances, vectors = torch.linalg.eigh(whitened)
             basis = whiten.T @ vectors
             rows = estimate.means, of_all.means, embeddings[held_out]
             folds.append((variances, *(row @ basis for row in rows), labels[held_out]))
 
-        # It takes a quarter of a second to import, for which others need not wait.
+        # Imported here: the import takes a quarter of a second.
         from scipy.optimize import minimize
 
         def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -316,7 +316,7 @@ class PFedFDA(PartlyShared):
         weights = payload.weights
 
         def served(*splits: Examples) -> ModelPredictor:
-            # Split by split: the same images may be embedded for others already.
+            # By split, since the pool may already hold the embeddings of a split.
             embeddings = [self.task.embed(weights, split.images) for split in splits]
             labels = torch.cat([split.labels for split in splits])
             if not len(labels):
@@ -326,7 +326,7 @@ class PFedFDA(PartlyShared):
                 payload.features, all_embeddings, labels, rng
             )
             with_head = self._with_head(weights, features).weights
-            return OnSharedBody(
+            return SharedBodyPredictor(
                 self.task,
                 self._with_prior(with_head, self._log_prior(labels)),
                 dict(zip(("mean_weight", "covariance_weight"), chosen, strict=True)),
@@ -353,7 +353,7 @@ class PFedFDA(PartlyShared):
 
 
 def halves(labels: Tensor, rng: RandomKey) -> tuple[Tensor, Tensor]:
-    """Return the positions of two halves of each class, drawn at random."""
+    """Split the examples of each class at random in two; return positions."""
     shuffled = torch.from_numpy(rng.child("halves").numpy().permutation(len(labels)))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     return by_class[::2], by_class[1::2]

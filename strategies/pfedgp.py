@@ -4,22 +4,24 @@ Achituve, Shamsian, Navon, Chechik, Fetaya, "Personalized Federated Learning wit
 Gaussian Processes", NeurIPS 2021, section 4 and Algorithm 1, with the tree of binary
 processes of Achituve, Navon, Yemini, Chechik, Fetaya, "GP-Tree: A Gaussian Process
 Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of Marfoq et al.
-2022 (section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone;
-a client's classifier is a Gaussian process with the kernel
+2022 (section 5, Tables 2 and 3), which gives no formulas. The server averages φ only. A
+client's classifier is a Gaussian process over its own examples with the kernel
 
     k(x, x') = s κ(φ(x) / l, φ(x') / l)
 
-over its own examples, so that no head is trained. A round maximises the predictive
-likelihood Σ_i log p(y_i | x_i, other examples) by φ.
+so that no head is trained. A round maximises the predictive likelihood
+Σ_i log p(y_i | x_i, other examples) by φ.
 
-Departures: the Pólya-Gamma variables are not drawn by Gibbs sampling, but their means
-are found by coordinate ascent (mean field), so that a client's classifier is a function
-of its data and its likelihood has no sampling noise. The likelihood is that of each
-example of a mini-batch given the rest of it, in closed form; the paper takes all of a
-client's data in one step, and the authors' code parts them in two, class by class, and
-predicts one part from the other. The mean weights each client by its number of
-examples, the authors' code weights clients equally. Only full Gaussian processes: no
-inducing points.
+Departures from the papers:
+
+- The Pólya-Gamma variables are not drawn by Gibbs sampling. Their means are found by
+  coordinate ascent (mean field), so that a client's classifier is a function of its
+  data and its likelihood has no sampling noise.
+- The likelihood is that of each example of a mini-batch given the others, in closed
+  form. The paper uses all of a client's data in one step; the authors' code divides it
+  in two, class by class, and predicts one part from the other.
+- The mean weights clients by their examples; the authors' code weights them equally.
+- Gaussian processes are exact, without inducing points.
 """
 
 import math
@@ -53,15 +55,14 @@ _QUERIES_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Split:
-    """An inner node: which of two groups of classes it is."""
+    """An inner node of the tree, which separates two groups of classes."""
 
     depth: int  # 0 at the root
-    # left, right: Disjoint, each of at least one class.
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    left: tuple[int, ...]  # classes; at least one
+    right: tuple[int, ...]  # classes, disjoint from the left; at least one
 
     def signs(self, num_classes: int) -> Tensor:
-        """Return 1 for classes on the left, -1 on the right, else 0: (num_classes,)."""
+        """Return 1 for left classes, -1 for right ones, else 0, (num_classes,)."""
         signs = torch.zeros(num_classes, dtype=torch.float64)
         signs[list(self.left)], signs[list(self.right)] = 1.0, -1.0
         return signs
@@ -71,9 +72,8 @@ class Split:
 class ClassTree:
     """A binary tree with a class at each leaf."""
 
-    classes: tuple[int, ...]  # At the leaves, ascending
-    # The inner nodes, one less than classes; parents come before their children.
-    splits: tuple[Split, ...]
+    classes: tuple[int, ...]  # at the leaves, ascending
+    splits: tuple[Split, ...]  # inner nodes, parents before their children
 
     @property
     def depth(self) -> int:
@@ -82,11 +82,10 @@ class ClassTree:
 
 
 def class_tree(embeddings: Tensor, labels: Tensor) -> ClassTree:
-    """Return the tree that splits the class means in two, again and again.
+    """Build the tree by recursive 2-means of the class means (GP-Tree, section 4.1).
 
-    GP-Tree, section 4.1: 2-means of the class means, top down. Departure: it starts
-    from the two means that are farthest apart, where the paper draws two at random: the
-    same data give the same tree.
+    Departure from the paper: 2-means starts from the two means that are farthest apart,
+    not from two random ones, so that the same data give the same tree.
     """
     means = {
         label: embeddings[labels == label].double().mean(dim=0)
@@ -110,9 +109,9 @@ def _splits(
 
 
 def _two_means(points: Tensor) -> Tensor:
-    """Return which of k ≥ 2 points, shape (k, p), are in the first of two clusters.
+    """Return the mask of the first of two clusters of k ≥ 2 points, shape (k, p).
 
-    Both have members. Points that are all the same are halved in their order.
+    No cluster is empty. If all points are equal, the first half is one cluster.
     """
     distances = torch.cdist(points, points)
     centers = points[list(divmod(int(distances.argmax()), len(points)))]
@@ -128,30 +127,30 @@ def _two_means(points: Tensor) -> Tensor:
     return is_left
 
 
-KernelName = Literal["rbf", "linear"]
+GPKernelName = Literal["rbf", "linear"]
 
 
 @dataclass(frozen=True)
-class Kernel:
+class GPKernel:
     """s κ(z / l, z' / l), with κ(z, z') = exp(-|z - z'|² / 2) or zᵀ z'."""
 
-    name: KernelName  # ``rbf`` or ``linear``
+    name: GPKernelName  # ``rbf`` or ``linear``
     # s, the prior variance of the latent function (of z with |z| = l if linear).
     output_scale: float
     length_scale: float  # l
 
     def matrix(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the covariances, float64 of shape (n, m), of (n, p) and (m, p)."""
+        """Return the covariances between points (n, p) and (m, p), float64 (n, m)."""
         z, other = (points.double() / self.length_scale for points in (first, second))
         between = z @ other.T
         if self.name == "rbf":
             squares = z.square().sum(dim=1)[:, None] + other.square().sum(dim=1)
-            # Written out: the gradient of a distance is not defined where it is zero.
+            # Without torch.cdist, which has no gradient at distance zero.
             between = torch.exp(-(squares - 2 * between).clamp_min(0) / 2)
         return self.output_scale * between
 
     def diagonal(self, points: Tensor) -> Tensor:
-        """Return the variances, float64 of shape (n,), of points (n, p)."""
+        """Return the prior variances of points (n, p), float64 of shape (n,)."""
         z = points.double() / self.length_scale
         is_linear = self.name == "linear"
         diagonal = z.square().sum(dim=1) if is_linear else z.new_ones(len(z))
@@ -159,7 +158,7 @@ class Kernel:
 
 
 def expected_polya_gamma(tilt: Tensor) -> Tensor:
-    """Return E ω = tanh(c/2) / (2c) of ω ~ PG(1, c), of the shape of c ≥ 0.
+    """Return E ω = tanh(c/2) / (2c) for ω ~ PG(1, c), of the shape of c ≥ 0.
 
     Polson et al. 2013, section 2.3; 1/4 in the limit c = 0.
     """
@@ -170,17 +169,19 @@ def expected_polya_gamma(tilt: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Posterior:
-    """q(f) at n examples; a batch of problems where there are more axes."""
+    """q(f) at n examples; leading axes are a batch of problems."""
 
     signs: Tensor  # y, ±1 or 0, shape (..., n)
-    precision: Tensor  # E ω, shape (..., n); 0 where the sign is
-    factor: Tensor  # Lower triangular L with L Lᵀ = I + Ω^½ K Ω^½, shape (..., n, n)
-    # mean, variance: Of f: Σκ and the diagonal of Σ, shape (..., n).
-    mean: Tensor
-    variance: Tensor
+    precision: Tensor  # E ω, shape (..., n); 0 where the sign is 0
+    factor: Tensor  # lower triangular L with L Lᵀ = I + Ω^½ K Ω^½, shape (..., n, n)
+    mean: Tensor  # of f, Σκ, shape (..., n)
+    variance: Tensor  # of f, the diagonal of Σ, shape (..., n)
 
     def elsewhere(self, covariance: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of f, (m,), of covariance (n, m) and prior (m,).
+        """Return mean and variance of f at m points, each of shape (m,).
+
+        ``covariance`` with the examples is of shape (n, m), and the ``prior`` variance
+        (m,).
 
         Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
         Eq. 3.21 and 3.24, with the observations Ω⁻¹κ of precision Ω.
@@ -190,7 +191,7 @@ class Posterior:
         return coefficients @ covariance, prior - explained.square().sum(dim=0)
 
     def left_out(self) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of f at each example given the others, (..., n).
+        """Return mean and variance of f at each example given all others, (..., n).
 
         The example's own observation is divided out of its marginal: Rasmussen,
         Williams 2006, Eq. 5.12, with ω as all examples determine it.
@@ -202,9 +203,9 @@ class Posterior:
 
 
 def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posterior:
-    """Return the mean-field posterior of K (..., n, n) and y, ±1 or 0, (..., n).
+    """Compute the mean-field posterior for K (..., n, n) and y, ±1 or 0, (..., n).
 
-    Gradients flow through the covariance, with ω as constants.
+    Gradients flow through the covariance; ω is constant.
     """
     with torch.no_grad():
         precision = signs.abs() / 4
@@ -216,11 +217,11 @@ def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posteri
 
 
 def posterior_given(covariance: Tensor, signs: Tensor, precision: Tensor) -> Posterior:
-    """Return p(f | y, ω), with all of its arguments as in `posterior`."""
+    """Compute p(f | y, ω), with arguments as in `posterior`."""
     root = precision.sqrt()
     identity = torch.eye(signs.shape[-1], dtype=signs.dtype, device=signs.device)
     scaled = root[..., None] * covariance * root[..., None, :]
-    # Its eigenvalues are 1 at least: it fails only where something is not finite.
+    # Eigenvalues are at least 1, so it fails only if a number is not finite.
     factor, failed = torch.linalg.cholesky_ex(identity + scaled)
     factor = factor.where(failed[..., None, None] == 0, torch.nan)
     explained = _whitened(factor, precision, covariance)
@@ -231,38 +232,38 @@ def posterior_given(covariance: Tensor, signs: Tensor, precision: Tensor) -> Pos
 
 
 def _whitened(factor: Tensor, precision: Tensor, covariance: Tensor) -> Tensor:
-    """Return L⁻¹ Ω^½ K, of the shape of K: its square is what was learnt of f."""
+    """Return L⁻¹ Ω^½ K, of the shape of K; its square is the variance explained."""
     scaled = precision.sqrt()[..., None] * covariance
     whitened: Tensor = torch.linalg.solve_triangular(factor, scaled, upper=False)
     return whitened
 
 
 def log_expected_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return log E σ(f) of f ~ N(mean, variance), of the shape of both.
+    """Return log E σ(f) for f ~ N(mean, variance), of the shape of both.
 
-    Gauss-Hermite quadrature with 20 nodes, as logarithms, so that what is far on the
-    wrong side keeps a finite loss.
+    Gauss-Hermite quadrature with 20 nodes, in logarithms, so that the loss stays finite
+    for a wrong and confident f.
     """
-    # For a standard Gaussian variable.
+    # Nodes and weights for a standard Gaussian variable.
     scaled = torch.from_numpy(math.sqrt(2) * _NODES).to(mean.device)
     shares = torch.from_numpy(np.log(_WEIGHTS / math.sqrt(math.pi))).to(mean.device)
-    # At variance 0 the square root would have no gradient.
+    # The square root has no gradient at variance 0.
     deviation = variance.clamp_min(_SMALLEST).sqrt()
     values = mean[..., None] + deviation[..., None] * scaled
     return torch.logsumexp(functional.logsigmoid(values) + shares, dim=-1)
 
 
 @dataclass(frozen=True)
-class Node:
+class GPNode:
     """The Gaussian process of an inner node."""
 
-    split: Split  # What it tells apart
-    embeddings: Tensor  # Of the n examples below it, shape (n, p)
-    kernel: Kernel  # Between representations
+    split: Split  # the two groups of classes
+    embeddings: Tensor  # of the n examples below it, shape (n, p)
+    kernel: GPKernel  # between representations
     posterior: Posterior  # q(f) at the examples
 
     def log_branches(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log p(left) and log p(right), shape (m,), of queries (m, p)."""
+        """Return log p(left) and log p(right) of queries (m, p), shape (m,)."""
         covariance = self.kernel.matrix(self.embeddings, queries)
         prior = self.kernel.diagonal(queries)
         mean, variance = self.posterior.elsewhere(covariance, prior)
@@ -272,19 +273,19 @@ class Node:
 
 @dataclass(frozen=True)
 class TreeClassifier:
-    """p(y|x) from representations."""
+    """p(y|x) from representations, by a tree of Gaussian processes."""
 
-    num_examples: int  # n, that it learnt from
+    num_examples: int  # n, training examples
     num_classes: int  # c, of the task
-    tree: ClassTree  # Over the classes among the examples
-    nodes: tuple[Node, ...]  # One a split of the tree, in its order
+    tree: ClassTree  # over the classes of the examples
+    nodes: tuple[GPNode, ...]  # one for each split of the tree, in its order
 
     def __call__(self, queries: Tensor) -> Tensor:
         """Return probabilities, float32 of shape (m, c), of representations (m, p).
 
-        A class is as likely as all branches on the way to it. Those that are not among
-        the examples share 1 / (n + 1), the probability that the next draw of a Chinese
-        restaurant process with concentration 1 is new: without examples, all of it.
+        The probability of a class is the product over the branches on its path. Classes
+        without examples share 1 / (n + 1), the probability of a new class in a Chinese
+        restaurant process with concentration 1.
         """
         parts = torch.split(queries, _QUERIES_AT_ONCE)  # n covariances each
         known = torch.cat([self._among_known(part) for part in parts])
@@ -297,12 +298,12 @@ class TreeClassifier:
         return (known * shares).clamp_min(_SMALLEST).float()
 
     def _among_known(self, queries: Tensor) -> Tensor:
-        """Return p(class | it is of the tree), (m, c); 1 for those outside of it."""
+        """Return p(class | class in the tree), (m, c); 1 for classes outside of it."""
         log_paths = torch.zeros(len(queries), self.num_classes, dtype=torch.float64)
         for node in self.nodes:
-            log_left, right = node.log_branches(queries)
+            log_left, log_right = node.log_branches(queries)
             log_paths[:, list(node.split.left)] += log_left[:, None]
-            log_paths[:, list(node.split.right)] += right[:, None]
+            log_paths[:, list(node.split.right)] += log_right[:, None]
         return log_paths.exp()
 
 
@@ -310,21 +311,21 @@ def fit_classifier(
     embeddings: Tensor,
     labels: Tensor,
     num_classes: int,
-    kernel: Kernel,
+    kernel: GPKernel,
     num_iterations: int,
 ) -> TreeClassifier:
-    """Return the classifier that has learnt from n examples.
+    """Fit the classifier to n examples.
 
-    O(n³) at the root, and less in every node below it, where fewer examples are.
+    Costs O(n³) at the root, and less in the nodes below, which have fewer examples.
     """
 
-    def fitted(split: Split) -> Node:
+    def fitted(split: Split) -> GPNode:
         signs = split.signs(num_classes)[labels]
         below = signs != 0
         points = embeddings[below]
         covariance = kernel.matrix(points, points)
         node_posterior = posterior(covariance, signs[below], num_iterations)
-        return Node(split, points, kernel, node_posterior)
+        return GPNode(split, points, kernel, node_posterior)
 
     tree = class_tree(embeddings, labels)
     nodes = tuple(fitted(split) for split in tree.splits)
@@ -333,15 +334,15 @@ def fit_classifier(
 
 @dataclass(frozen=True)
 class Levels:
-    """A tree as one table: what a class decides on each level, and with whom."""
+    """A tree as a table: branch and inner node of each class on each level."""
 
-    # 1 left, -1 right, 0 below its leaf: float64 of shape (depth, num_classes).
+    # 1 left, -1 right, 0 below the leaf: float64 of shape (depth, num_classes).
     signs: Tensor
-    nodes: Tensor  # Number of the inner node, int64 of shape (depth, num_classes)
+    nodes: Tensor  # number of the inner node, int64 of shape (depth, num_classes)
 
 
 def levels_of(tree: ClassTree, num_classes: int, device: torch.device) -> Levels:
-    """Return the table of ``tree``, on ``device``."""
+    """Make the table of ``tree`` on ``device``."""
     signs = torch.zeros(tree.depth, num_classes, dtype=torch.float64)
     nodes = torch.full((tree.depth, num_classes), -1)
     for number, split in enumerate(tree.splits):
@@ -353,11 +354,11 @@ def levels_of(tree: ClassTree, num_classes: int, device: torch.device) -> Levels
 def predictive_losses(
     levels: Levels, covariance: Tensor, labels: Tensor, num_iterations: int
 ) -> Tensor:
-    """Return -Σ log p(branch) over the nodes on the way to each label, shape (n,).
+    """Return -Σ log p(branch) over the nodes on the path to each label, shape (n,).
 
-    Each branch is predicted from the other examples below the same node. The nodes of
-    a level have no example in common, so they are one Gaussian process whose
-    covariance is zero between them, and all levels are solved at once.
+    Each branch is predicted from the other examples below the same node. Nodes of a
+    level share no example. They are therefore solved as one Gaussian process with zero
+    covariance between nodes, and all levels as one batch.
     """
     signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
     same_node = nodes[:, :, None] == nodes[:, None, :]
@@ -369,25 +370,26 @@ def predictive_losses(
 
 @dataclass(frozen=True)
 class PFedGPSettings(Settings):
-    """The Gaussian processes; kernel and scales by default as in the paper's runs.
+    """The Gaussian processes; kernel and scales default to those of the paper.
 
     Attributes
     ----------
     kernel
         κ: ``rbf`` is exp(-|z - z'|² / 2), ``linear`` is zᵀ z'.
     output_scale
-        s, the prior variance of the latent function. It is not trained, nor is l: φ
-        can learn any scale itself.
+        s, the prior variance of the latent function; useful from 1 to 20. Neither s nor
+        l is trained, since φ can learn any scale.
     length_scale
-        l, in units of representations.
+        l, in units of representations; useful from 0.1 to 10.
     num_iterations
-        Rounds of coordinate ascent for the means of the Pólya-Gamma variables.
+        Iterations of coordinate ascent for the means of the Pólya-Gamma variables; 5 to
+        20.
     max_examples
-        At most so many examples of a client are in its classifier, drawn at random:
-        its cost is cubic in them.
+        The most examples of a client in its classifier, drawn at random; its cost is
+        cubic in their number.
     """
 
-    kernel: KernelName = "rbf"
+    kernel: GPKernelName = "rbf"
     output_scale: PositiveFloat = 8.0
     length_scale: PositiveFloat = 1.0
     num_iterations: PositiveInt = 10
@@ -396,23 +398,23 @@ class PFedGPSettings(Settings):
 
 @dataclass(frozen=True)
 class SharedNetwork(Record):
-    """The server's state, and what it sends.
+    """The state of the server, and the payload of every client.
 
-    It is no `ModelState`: nobody is served its head, which is never trained.
+    Not a `ModelState`, since its head is never trained and no client serves it.
     """
 
-    network: Tensor  # φ and the head as it was at first, shape (num_weights,)
+    network: Tensor  # φ and the initial head, shape (num_weights,)
 
 
 @dataclass(frozen=True)
 class GaussianProcessPredictor(HeadPredictor):
     """Serves a client's Gaussian processes on φ."""
 
-    head: TreeClassifier  # The same for all who have no examples
+    head: TreeClassifier
 
 
 class PFedGP(Method):
-    """A shared network; each client's classifier is Gaussian processes on it."""
+    """A shared network, with Gaussian processes on it as each client's classifier."""
 
     title = "pFedGP"
     needs_cross_entropy = "its loss is that of the Gaussian process"
@@ -429,7 +431,7 @@ class PFedGP(Method):
 
     def __init__(self, task: Task, settings: PFedGPSettings) -> None:
         super().__init__(task, settings)
-        self._kernel = Kernel(
+        self._kernel = GPKernel(
             settings.kernel, settings.output_scale, settings.length_scale
         )
         self._num_classes, self._of_network = task.spec.num_classes, ~task.head_mask
@@ -480,8 +482,13 @@ class PFedGP(Method):
                 generator = rng.child("examples").numpy()
                 drawn = generator.choice(len(labels), size=most, replace=False)
                 chosen = torch.from_numpy(drawn).sort().values
-            arguments = embeddings[chosen], labels[chosen], self._num_classes
-            head = fit_classifier(*arguments, self._kernel, settings.num_iterations)
+            head = fit_classifier(
+                embeddings[chosen],
+                labels[chosen],
+                self._num_classes,
+                self._kernel,
+                settings.num_iterations,
+            )
             size = {"num_gp_examples": float(head.num_examples)}
             return GaussianProcessPredictor(self.task, network, head, size)
 

@@ -1,23 +1,29 @@
-"""pFedHN: a network on the server generates every client's model.
+"""pFedHN: a hypernetwork on the server generates each client's model.
 
 Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using
-Hypernetworks", ICML 2021, Algorithm 1. The hypernetwork h with weights φ turns the
-embedding v_i of client i into its parameters θ_i = h(v_i; φ). The client trains them
-to θ̃_i, and with Δθ_i = θ_i - θ̃_i the server steps
+Hypernetworks", ICML 2021, Algorithm 1. The hypernetwork h with weights φ maps the
+embedding v_i of client i to its parameters θ_i = h(v_i; φ). The client trains them to
+θ̃_i, and with Δθ_i = θ_i - θ̃_i the server steps
 
     φ ← φ - α (∂θ_i/∂φ)ᵀ Δθ_i        v_i ← v_i - α (∂θ_i/∂v_i)ᵀ Δθ_i
 
-so that h generates what lies nearer to θ̃_i. A client that took no part gets φ and finds
-its own v by the same steps with φ frozen (the paper's section on novel clients), at the
+so that h generates parameters closer to θ̃_i. An unseen client receives φ and finds its
+own v by the same steps with φ frozen (the paper's section on novel clients), at the
 learning rate of the first round.
 
-Departures: several clients train in one round, so φ steps along the mean of their
-gradients, each client alike, while each takes its own step on v_i. The sign of Δθ_i is
-that of the authors' code; with θ̃_i - θ_i the same steps would lead away from θ̃_i. The
-last layer starts with the initial weights as its bias and small weights, so that the
-generated models start near the initial model. Only parameters are generated; buffers
-such as BatchNorm's running statistics are averaged as in FedAvg. The server keeps
-``hidden_dim`` times the size of the model, whatever the number of clients.
+Departures from the paper:
+
+- Several clients train in one round. φ steps along the mean of their gradients, equally
+  weighted, and each v_i along its own.
+- The sign of Δθ_i is that of the authors' code. With θ̃_i - θ_i, as printed, the steps
+  would lead away from θ̃_i.
+- The last layer starts with the initial weights as its bias and small weights, so that
+  the generated models start near the initial model.
+- Only parameters are generated. Buffers such as BatchNorm's running statistics are
+  averaged as in FedAvg.
+
+The hypernetwork is ``hidden_dim`` times as large as the model, for any number of
+clients.
 """
 
 import itertools
@@ -50,21 +56,21 @@ LAST_LAYER_SCALE = 0.01
 class Layer(Record):
     """A linear layer."""
 
-    weight: Tensor  # Shape (out, in)
-    bias: Tensor  # Shape (out,)
+    weight: Tensor  # shape (out, in)
+    bias: Tensor  # shape (out,)
 
 
 @dataclass(frozen=True)
 class Hypernetwork(Record):
     """φ: linear layers with ReLU between them."""
 
-    layers: tuple[Layer, ...]  # From (embedding_dim,) to (num_parameters,)
+    layers: tuple[Layer, ...]  # from (embedding_dim,) to (num_parameters,)
 
 
 def new_hypernetwork(
     hidden_sizes: Sequence[int], parameters: Tensor, rng: RandomKey
 ) -> Hypernetwork:
-    """Return φ that generates models close to ``parameters``."""
+    """Draw a φ that generates models close to ``parameters``."""
     with rng.torch():
         hidden = [_new_layer(i, o) for i, o in itertools.pairwise(hidden_sizes)]
         last = _new_layer(hidden_sizes[-1], len(parameters))
@@ -73,7 +79,7 @@ def new_hypernetwork(
 
 
 def generate(hypernetwork: Hypernetwork, embedding: Tensor) -> Tensor:
-    """Return θ = h(v; φ), shape (num_parameters,), of v, shape (embedding_dim,)."""
+    """Return θ = h(v; φ), shape (num_parameters,), for v, shape (embedding_dim,)."""
     *hidden_layers, last = hypernetwork.layers
     hidden = embedding
     for layer in hidden_layers:
@@ -84,12 +90,12 @@ def generate(hypernetwork: Hypernetwork, embedding: Tensor) -> Tensor:
 def hypernetwork_gradients(
     hypernetwork: Hypernetwork, embedding: Tensor, trained: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Return (∂θ/∂φ)ᵀ Δθ and (∂θ/∂v)ᵀ Δθ of θ = h(v; φ) with Δθ = θ - θ̃.
+    """Return (∂θ/∂φ)ᵀ Δθ and (∂θ/∂v)ᵀ Δθ for θ = h(v; φ) and Δθ = θ - θ̃.
 
-    The first are of weight and bias of each layer, in order; θ̃ is ``trained``.
+    The first has a tensor for weight and bias of each layer, in order; θ̃ is
+    ``trained``.
     """
     tensors = (*_tensors(hypernetwork), embedding)
-    # Views that autograd tracks.
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     layers = tuple(map(Layer, leaves[0:-1:2], leaves[1::2]))
     generated = generate(Hypernetwork(layers), leaves[-1])
@@ -119,7 +125,7 @@ def _tensors(hypernetwork: Hypernetwork) -> list[Tensor]:
 
 
 def _new_layer(num_inputs: int, num_outputs: int) -> Layer:
-    """Return a layer with torch's default: uniform in ±1/√num_inputs."""
+    """Draw a layer with torch's default, uniform in ±1/√num_inputs."""
     bound = 1 / math.sqrt(num_inputs)
     weight = torch.empty(num_outputs, num_inputs).uniform_(-bound, bound)
     return Layer(weight, torch.empty(num_outputs).uniform_(-bound, bound))
@@ -127,24 +133,25 @@ def _new_layer(num_inputs: int, num_outputs: int) -> Layer:
 
 @dataclass(frozen=True)
 class PFedHNSettings(Settings):
-    """The hypernetwork and how it is trained.
+    """The hypernetwork and its training.
 
     Attributes
     ----------
     embedding_dim
-        Size of v_i. The paper takes about a quarter of the number of clients.
+        Size of v_i; useful from 8 to 100. The paper takes about a quarter of the number
+        of clients.
     hidden_dim
-        Units of a hidden layer. The hypernetwork is about this many times as large as
-        the model; 100 in the paper.
+        Units of a hidden layer; the hypernetwork is about this many times as large as
+        the model. 100 in the paper.
     num_hidden_layers
-        Layers with ReLU before the linear one that generates the parameters.
+        Layers with ReLU before the linear layer that generates the parameters, 1 to 3.
     learning_rate
-        α, of the steps on φ and v.
+        α, the learning rate of φ and v; useful from 0.001 to 0.1.
     weight_decay
-        On φ only.
+        Weight decay of φ; v has none.
     unseen_steps
-        Steps on v of a client that took no part in training, each after one round's
-        worth of local training at the first round's rate.
+        Steps on v of an unseen client, each after the local training of one round at
+        the learning rate of the first round.
     """
 
     embedding_dim: PositiveInt = 32
@@ -159,23 +166,20 @@ class PFedHNSettings(Settings):
 class PFedHNState(Record):
     """The server's state."""
 
-    clients: tuple[str, ...]  # Names of the seen clients, sorted
-    # v, shape (num_clients, embedding_dim), in the order of ``clients``.
-    embeddings: Tensor
+    clients: tuple[str, ...]  # names of the seen clients, sorted
+    embeddings: Tensor  # v, shape (num_clients, embedding_dim), by ``clients``
     hypernetwork: Hypernetwork  # φ
-    # What is averaged, not generated: shape (num_weights - num_parameters,).
-    buffers: Tensor
+    buffers: Tensor  # averaged, shape (num_weights - num_parameters,)
 
 
 @dataclass(frozen=True)
 class PFedHNPayload(Record):
     """The payload of a client."""
 
-    # θ_i and the buffers, shape (num_weights,); for a client that took no part,
-    # generated from the mean of all embeddings.
+    # θ_i and the buffers, shape (num_weights,); for an unseen client generated from the
+    # mean of all embeddings.
     weights: Tensor
-    # embedding, hypernetwork: What ``weights`` were generated from, for a client that
-    # took no part: v of shape (embedding_dim,), and φ. None for the others.
+    # For an unseen client the v, (embedding_dim,), and the φ of ``weights``; else None.
     embedding: Tensor | None = None
     hypernetwork: Hypernetwork | None = None
 
@@ -254,7 +258,7 @@ class PFedHN(Method):
     def _adapt(
         self, payload: PFedHNPayload, examples: Examples, rng: RandomKey
     ) -> Tensor:
-        """Return the client's weights: unseen, with data, it first finds its own v."""
+        """Return the client's weights; an unseen client with data first finds its v."""
         weights, network = payload.weights, payload.hypernetwork
         embedding, num_parameters = payload.embedding, self.task.model.num_parameters
         if network is None or embedding is None or len(examples) == 0:

@@ -1,26 +1,28 @@
 """pFedMe: clients train the Moreau envelope of their loss, and serve its minimiser.
 
 T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS
-2020, Algorithm 1; a baseline of Marfoq 2023 (talk). The global model w
-minimises the mean of F_m(w) = min_θ f_m(θ) + λ/2 ||θ - w||², and θ is what client m is
-served. A local step draws one mini-batch, starts from θ = w_m, makes K inner steps
+2020, Algorithm 1; a baseline of Marfoq 2023 (talk). The global model w minimises the
+mean of F_m(w) = min_θ f_m(θ) + λ/2 ||θ - w||², and client m serves θ. A local step
+draws one mini-batch, starts from θ = w_m, makes K inner steps
 
     θ ← θ - α (g(θ) + λ (θ - w_m))
 
 on it, and steps along the envelope's gradient: w_m ← w_m - η λ (w_m - θ). The server
 takes w ← (1 - β) w + β mean_m w_m.
 
-With K = 1 and α = 1/λ, λ (w_m - θ) is g(w_m): w is exactly FedAvg's. So it is for every
-K with α = 1/λ → 0, but for buffers, which see each mini-batch K times. With λ = 0 no
-gradient reaches w, which moves by weight decay alone, and its buffers by the passes.
+With K = 1 and α = 1/λ, λ (w_m - θ) is g(w_m), and w is exactly FedAvg's. This holds for
+every K in the limit α = 1/λ → 0, except for buffers, which see each mini-batch K times.
+With λ = 0 w gets no gradient and changes by weight decay only.
 
-Departures: the θ that a client serves is found at the model distribution, from the last
-w and in passes over both splits of its data, as the paper defines it; the paper's
-algorithm ends with the θ of a client's last mini-batch, which fits that mini-batch. The
-pull is then taken at the end of a step, see `knnper.strategies.core.training`. Weight
-decay is w's in the rounds and θ's at the model distribution; momentum, where it is set,
-is w's alone. Clients are weighted by their number of examples, by the paper equally. K
-is fixed; the paper goes on up to an accuracy.
+Departures from the paper:
+
+- The θ that a client serves is found after the last round, from the last w in passes
+  over both splits, as the paper defines it. The paper's algorithm ends with the θ of a
+  client's last mini-batch, which fits that mini-batch. In these passes the pull acts at
+  the end of a step; see `pull` in `knnper.strategies.core.training`.
+- Weight decay acts on w in the rounds and on θ after them; momentum, if set, on w only.
+- Clients are weighted by their examples; the paper weights them equally.
+- K is fixed; the paper iterates to a given accuracy.
 """
 
 from collections.abc import Sequence
@@ -56,21 +58,19 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class PFedMeSettings(Settings):
-    """How the personal model is found, and what follows from it for the global one.
-
-    The training section's rate is η.
+    """The steps on personal and global model; η is the training section's rate.
 
     Attributes
     ----------
     prox_weight
-        λ; 15 in most of the paper's experiments.
+        λ; useful from 1 to 50, 15 in most of the paper's experiments.
     inner_steps
-        K, on each mini-batch; 5 in the paper.
+        K, the steps on θ for each mini-batch; 5 in the paper.
     inner_learning_rate
-        α, the rate at which θ is trained. α λ must be below 2.
+        α, the learning rate of θ; α λ must be below 2.
     server_learning_rate
-        β, the step from the old model towards the clients' mean: 1 takes the mean
-        itself, and more goes beyond it.
+        β, the step from the old model towards the clients' mean; 1 takes the mean
+        itself, and a larger value goes beyond it.
     personal_epochs
         Passes over its data in which a client finds the θ that it serves.
     """
@@ -83,7 +83,7 @@ class PFedMeSettings(Settings):
 
 
 class PFedMe(Method):
-    """Each client is served a model near the global one, which is their mean."""
+    """Each client serves a model close to the global one, which is their mean."""
 
     title = "pFedMe"
     needs_sgd = "its inner steps are those of SGD"
@@ -105,7 +105,7 @@ class PFedMe(Method):
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         rate, decay = self.settings.inner_learning_rate, self.task.training.weight_decay
-        # Without momentum, as the θ of the rounds.
+        # Without momentum, like the inner steps of the rounds.
         training = replace(self.task.training, momentum=0.0)
         return trained_on_both_splits(
             replace(self.task, training=training),
@@ -144,8 +144,8 @@ def envelope_step(settings: PFedMeSettings) -> LocalStep:
 
     def step(model: LocalModel) -> Tensor:
         batch, start = model.next_batch(), model.parameters.clone()
-        # θ is w - α G. In G the inner step is G ← (1 - α λ) G + g(w - α G), and the
-        # envelope's gradient λ (w - θ) is α λ G, without the rounding of w - θ.
+        # Substitute θ = w - α G. The inner step is then G ← (1 - α λ) G + g(w - α G),
+        # and the envelope's gradient λ (w - θ) is α λ G, without rounding of w - θ.
         loss = model.backward(batch)
         total = model.gradient.clone()
         for _ in range(settings.inner_steps - 1):

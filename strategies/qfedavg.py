@@ -1,21 +1,24 @@
-"""q-FedAvg: clients on which the model does badly count for more.
+"""q-FedAvg: clients with a higher loss count for more.
 
 Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR
-2020, Algorithm 2. With F_k(w) the loss of the model that client k received, on its
-training data, and w̄_k what local training makes of it,
+2020, Algorithm 2. With F_k(w) the loss of the received model on the training data of
+client k, and w̄_k the model after its local training,
 
     Δw_k = L (w - w̄_k)
     Δ_k  = F_k(w)^q Δw_k
     h_k  = q F_k(w)^(q-1) |Δw_k|² + L F_k(w)^q
     w    ← w - Σ_k Δ_k / Σ_k h_k
 
-The sums are folded: server memory does not grow with the number of clients. As in
-Flower's `QFedAvg`, 1e-10 is added to F_k(w), so that its powers are finite.
+The server keeps running sums only. As in Flower's `QFedAvg`, 1e-10 is added to F_k(w),
+so that its powers are finite.
 
-Departures: clients of a round count the same, as in the algorithm, which draws them by
-their examples instead; here every client is as likely to be drawn. Buffers such as
-BatchNorm's running statistics take the clients' mean, and do not enter the norm. With
-a learning-rate schedule, L follows it.
+Departures from the paper:
+
+- Clients of a round count the same, as in the algorithm. The algorithm samples clients
+  by their examples; here every client is equally likely.
+- Buffers such as BatchNorm's running statistics take the clients' mean, and do not
+  enter the norm.
+- With a learning-rate schedule, L follows it.
 """
 
 import math
@@ -38,15 +41,16 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class QFedAvgSettings(Settings):
-    """How fair the model is to be.
+    """The fairness of the model.
 
     Attributes
     ----------
     fairness
-        q: 0 is the clients' mean, the larger, the more alike are the clients' losses.
-        The paper's grid is 0.001, 0.01, 0.1, 1, 2, 5, 10, 15.
+        q; 0 is the clients' mean, and a larger value makes the clients' losses more
+        equal. The paper's grid is 0.001, 0.01, 0.1, 1, 2, 5, 10, 15.
     lipschitz_constant
-        L, of the gradient; null is 1 / η of the round, as in the paper.
+        L, the Lipschitz constant of the gradient; null is 1 / η of the round, as in the
+        paper.
     """
 
     fairness: NonNegativeFloat = 1.0
@@ -58,20 +62,19 @@ class QFedAvgState(Record):
     """The server's state."""
 
     weights: Tensor  # w, shape (num_weights,)
-    num_rounds: int  # Rounds that were made
+    num_rounds: int  # rounds made
 
 
 @dataclass(frozen=True)
 class QFedAvgUpdate(ModelUpdate):
     """The update of a client."""
 
-    # F_k(w), shape (): a tensor, since the server passes over a client whose tensors
-    # are not finite.
+    # F_k(w), shape (). A tensor, so that a client fails if it is not finite.
     received_loss: Tensor
 
 
 class QFedAvg(FedAvg):
-    """Clients on which the model does badly count for more."""
+    """Clients with a higher loss count for more."""
 
     title = "q-FedAvg"
     needs_sgd = "it takes the gradient to be the update divided by the rate of SGD"
@@ -102,9 +105,9 @@ class QFedAvg(FedAvg):
         num_parameters = self.task.model.num_parameters
         parameters = state.weights[:num_parameters]
         mean_delta, mean_buffers, all_h = RunningMean(), RunningMean(), list[float]()
-        largest, of_client = 0.0, "nobody"
+        largest, of_client = 0.0, ""
         for client, update in updates:
-            loss = max(float(update.received_loss), 0.0)  # one below 0 is none
+            loss = max(float(update.received_loss), 0.0)
             trained = update.weights[:num_parameters]
             delta, h = fair_terms(
                 parameters, trained, q=q, lipschitz=lipschitz, loss=loss

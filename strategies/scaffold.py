@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose local steps are corrected for the clients' drift.
+"""SCAFFOLD: FedAvg with control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled
 Averaging for Federated Learning", ICML 2020, Algorithm 1 with option II. Local steps
@@ -7,17 +7,17 @@ and new control variates are
     y_i ← y_i - η_l (g_i(y_i) - c_i + c)
     c_i⁺ = c_i - c + (x - y_i) / (K η_l)
 
-and the server's are, over the set S of clients that replied, N being all seen clients,
+and the server's, over the set S of clients that replied out of N seen clients, are
 
     x ← x + η_g Σ_i p_i (y_i - x)
     c ← c + (|S| / N) Σ_i p_i (c_i⁺ - c_i)
 
 with p_i = 1 / |S| as in the paper, or by size n_i / Σ n. Both means have the same
-weights: only then do corrections add up to nothing, and the rounds end at the optimum
-of Σ_i p_i f_i. By size, SCAFFOLD without corrections is FedAvg.
+weights. Only then do the corrections sum to zero, and the rounds converge to the
+optimum of Σ_i p_i f_i. By size, SCAFFOLD without corrections is FedAvg.
 
-Departure: control variates cover parameters; buffers such as BatchNorm's running
-statistics have no gradient and are averaged only.
+Departure from the paper: control variates cover parameters only. Buffers such as
+BatchNorm's running statistics have no gradient and are averaged.
 """
 
 from collections.abc import Sequence
@@ -41,16 +41,16 @@ from knnper.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class ScaffoldSettings(Settings):
-    """What the server does with the clients' mean.
+    """The server's step towards the clients' mean.
 
     Attributes
     ----------
     global_learning_rate
-        η_g, the step from the old model towards the clients' mean. 1 takes the mean
-        itself, as FedAvg does and as in the paper's experiments.
+        η_g, the step from the old model towards the clients' mean; useful from 0.1 to
+        1. 1 takes the mean itself, as in FedAvg and in the paper's experiments.
     client_weights
-        Whether clients count the same (``equal``, the paper's) or as their training
-        examples do (``size``, FedAvg's), in both means.
+        p_i in both means: equal for all clients (``equal``, as in the paper) or
+        proportional to their training examples (``size``, as in FedAvg).
     """
 
     global_learning_rate: PositiveFloat = 1.0
@@ -63,7 +63,7 @@ class ScaffoldState(Record):
 
     weights: Tensor  # x, shape (num_weights,)
     control: Tensor  # c, shape (num_parameters,)
-    num_clients: int  # N, the seen clients, whether or not they have replied yet
+    num_clients: int  # N, all seen clients, including those that never replied
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Scaffold(FedAvg):
             changes.add(update.control_change, weight)
             num_replies += 1
         weights = models.result_float64()
-        # Buffers take the mean: a running variance must not be extrapolated.
+        # Buffers take the mean; a running variance must not be extrapolated.
         parameters = slice(0, len(state.control))
         rate = self.settings.global_learning_rate
         decayed = (1 - rate) * state.weights[parameters].double()

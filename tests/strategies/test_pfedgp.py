@@ -20,8 +20,8 @@ from knnper.strategies.core.task import Task
 from knnper.strategies.pfedgp import (
     ClassTree,
     GaussianProcessPredictor,
-    Kernel,
-    KernelName,
+    GPKernel,
+    GPKernelName,
     PFedGP,
     PFedGPSettings,
     Posterior,
@@ -44,7 +44,7 @@ POINTS = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
 
 def test_rbf_by_hand() -> None:
     # |z - z'| / l = 5 / 2.5 = 2: 3 exp(-4 / 2).
-    matrix = Kernel("rbf", output_scale=3.0, length_scale=2.5).matrix(POINTS, POINTS)
+    matrix = GPKernel("rbf", output_scale=3.0, length_scale=2.5).matrix(POINTS, POINTS)
     far = 3 * math.exp(-2)
     assert matrix.dtype == torch.float64
     assert matrix.flatten().tolist() == pytest.approx([3, far, far, 3])
@@ -53,13 +53,13 @@ def test_rbf_by_hand() -> None:
 def test_linear_by_hand() -> None:
     first, second = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, 2.0]])
     # ½ (1·3 + 2·4) / 2² and ½ (2·2) / 2².
-    kernel = Kernel("linear", output_scale=0.5, length_scale=2.0)
+    kernel = GPKernel("linear", output_scale=0.5, length_scale=2.0)
     assert kernel.matrix(first, second).tolist() == [[11 / 8, 0.5]]
 
 
 @pytest.mark.parametrize("name", ["rbf", "linear"])
-def test_the_diagonal_is_that_of_the_matrix(name: KernelName) -> None:
-    kernel = Kernel(name, output_scale=1.7, length_scale=0.3)
+def test_the_diagonal_is_that_of_the_matrix(name: GPKernelName) -> None:
+    kernel = GPKernel(name, output_scale=1.7, length_scale=0.3)
     points = torch.linspace(-1, 2, 12).reshape(4, 3)
     expected = kernel.matrix(points, points).diagonal()
     torch.testing.assert_close(kernel.diagonal(points), expected)
@@ -67,7 +67,7 @@ def test_the_diagonal_is_that_of_the_matrix(name: KernelName) -> None:
 
 def test_equal_points_have_a_gradient() -> None:
     points = torch.ones(2, 2, requires_grad=True)
-    Kernel("rbf", 1.0, 1.0).matrix(points, points).sum().backward()  # type: ignore[no-untyped-call]
+    GPKernel("rbf", 1.0, 1.0).matrix(points, points).sum().backward()  # type: ignore[no-untyped-call]
     assert points.grad is not None
     assert points.grad.tolist() == [[0, 0], [0, 0]]
 
@@ -136,7 +136,7 @@ def tensor(*values: float) -> Tensor:
 def covariance_of(num_examples: int, seed: int = 0) -> Tensor:
     generator = RandomKey(seed).numpy()
     points = torch.from_numpy(generator.normal(size=(num_examples, 3)))
-    return Kernel("rbf", 4.0, 1.0).matrix(points, points)
+    return GPKernel("rbf", 4.0, 1.0).matrix(points, points)
 
 
 @pytest.mark.parametrize("tilt", [0.0, 1e-4, 0.9e-3, 1.1e-3, 0.5, 3.0, 40.0])
@@ -160,7 +160,7 @@ def test_opposite_points_by_hand() -> None:
         c = math.sqrt(v * v + v)
         omega = math.tanh(c / 2) / (2 * c)
     points = torch.tensor([[1.0], [-1.0]])
-    covariance = Kernel("linear", s, 1.0).matrix(points, points)
+    covariance = GPKernel("linear", s, 1.0).matrix(points, points)
     found = posterior(covariance, tensor(1.0, -1.0), num_iterations=200)
     v = 1 / (1 / s + 2 * omega)
     assert found.precision.tolist() == pytest.approx([omega, omega])
@@ -168,7 +168,7 @@ def test_opposite_points_by_hand() -> None:
     assert found.variance.tolist() == pytest.approx([v, v])
     # Elsewhere, at z = 2, f = 2u.
     query = torch.tensor([[2.0]])
-    kernel = Kernel("linear", s, 1.0)
+    kernel = GPKernel("linear", s, 1.0)
     mean, variance = found.elsewhere(kernel.matrix(points, query), tensor(4 * s))
     assert float(mean) == pytest.approx(2 * v)
     assert float(variance) == pytest.approx(4 * v)
@@ -226,7 +226,7 @@ def test_the_quadrature_at_its_limits() -> None:
 
 CPU = torch.device("cpu")
 
-RBF = Kernel("rbf", output_scale=4.0, length_scale=1.0)
+RBF = GPKernel("rbf", output_scale=4.0, length_scale=1.0)
 
 TREE = ClassTree(
     (0, 1, 3, 4), (Split(0, (0, 3), (1, 4)), Split(1, (3,), (0,)), Split(1, (1,), (4,)))
@@ -260,14 +260,14 @@ def test_the_loss_is_the_sum_over_the_nodes_each_solved_alone() -> None:
 
 def test_representations_that_are_zero_have_a_gradient() -> None:
     embeddings = torch.zeros(8, 2, dtype=torch.float64, requires_grad=True)
-    covariance = Kernel("linear", 1.0, 1.0).matrix(embeddings, embeddings)
+    covariance = GPKernel("linear", 1.0, 1.0).matrix(embeddings, embeddings)
     losses = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 3)
     losses.sum().backward()  # type: ignore[no-untyped-call]
     assert embeddings.grad is not None
     assert bool(torch.isfinite(embeddings.grad).all())
 
 
-WIDE = Kernel("rbf", output_scale=8.0, length_scale=1.0)
+WIDE = GPKernel("rbf", output_scale=8.0, length_scale=1.0)
 
 CORNERS = torch.tensor([[0.0, 0.0], [0.0, 4.0], [5.0, 0.0], [5.0, 4.0]])
 
@@ -279,7 +279,7 @@ def fit(embeddings: Tensor, labels: Tensor, num_classes: int = 5) -> TreeClassif
 def test_two_classes_by_hand() -> None:
     # Opposite points with a linear kernel: at z = 0 nothing is known, and at z the
     # probabilities mirror those at -z.
-    linear = Kernel("linear", output_scale=3.0, length_scale=1.0)
+    linear = GPKernel("linear", output_scale=3.0, length_scale=1.0)
     points, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
     classifier = fit_classifier(points, labels, 2, linear, num_iterations=20)
     found = classifier(torch.tensor([[0.0], [1.5], [-1.5]]))
