@@ -326,7 +326,7 @@ class TestWidths:
         method = method_of(plain_task(), client_widths={"site-a": 0.5})
         first = method.init(["site-a", "site-b"], KEY).weights
         assert torch.equal(first, method.task.initial_weights)
-        with pytest.raises(ConfigError, match="called site-b, site-c and so on"):
+        with pytest.raises(ConfigError, match="named site-b, site-c and so on"):
             method.init(["site-b", "site-c"], KEY)
 
     def test_each_width_has_a_share(self) -> None:
@@ -340,7 +340,7 @@ def test_what_cannot_be_made_narrower_is_refused() -> None:
     with pytest.raises(ConfigError, match="a network of one width"):
         method_of(linear_task())
     task = plain_task()
-    with pytest.raises(ConfigError, match="weights that are not trained"):
+    with pytest.raises(ConfigError, match="found frozen weights"):
         method_of(replace(task, frozen="0" * 64))
 
     def more_layers(_: float) -> FlatModel:
