@@ -99,7 +99,7 @@ Handler: TypeAlias = Callable[[Node, Message, Context], Message]
 
 
 def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
-    """Build the ClientApp whose node is found by the message's context."""
+    """Build the ClientApp of the nodes that ``node_of`` finds by a context."""
     app = ClientApp()
 
     def answering(handler: Handler) -> Callable[[Message, Context], Message]:

@@ -149,15 +149,15 @@ class _ServerChecks:
                 "correct `server`, fix this machine's DNS, or use /etc/hosts",
             )
         except ConnectionRefusedError:
-            found = f"nothing listens at {address}"
+            message = f"nothing listens at {address}"
             fix = "start the server there (knnper fed server)"
         except TimeoutError:
-            found = f"{address} did not answer within {TIMEOUT_S:g} s"
+            message = f"{address} did not answer within {TIMEOUT_S:g} s"
             fix = f"let TCP port {address.port} through the firewalls on the way"
         except OSError as error:
-            found = f"{address} cannot be reached ({error.strerror or error})"
+            message = f"{address} cannot be reached ({error.strerror or error})"
             fix = "fix this machine's network or route"
-        return problem(found, f"{fix}, or {_CORRECT_SERVER}")
+        return problem(message, f"{fix}, or {_CORRECT_SERVER}")
 
     def check_tls(self) -> Finding:
         tls_error = ""
@@ -276,10 +276,10 @@ class _ServerChecks:
         with opened(self.address) as connection:
             return get(connection, self.address, path)
 
-    def _other_software(self, found: str) -> Finding:
+    def _other_software(self, symptom: str) -> Finding:
         host, port = self.address.host, self.address.port
         return problem(
-            f"other software has the port {port} of {host}: {found}",
+            f"other software has the port {port} of {host}: {symptom}",
             _CORRECT_SERVER,
             GATEWAY,
         )
@@ -315,7 +315,7 @@ class _ServerChecks:
             )
         ]
         return problem(
-            "; ".join(found for found, _, _ in parts),
+            "; ".join(message for message, _, _ in parts),
             "; ".join(fix for *_, fix in parts),
         )
 
@@ -497,7 +497,7 @@ class _SiteChecks:
         )
         experiment = limits.experiment
         metrics = f"answers with metrics: {answers.summary('validation', given)}"
-        found = "; ".join(
+        summary = "; ".join(
             (
                 f"behind an update at least {limits.min_examples} examples, "
                 f"{limits.min_steps} step(s)",
@@ -511,13 +511,13 @@ class _SiteChecks:
             )
         )
         if not settings.train:
-            return fine(f"no training; {found}")
+            return fine(f"no training; {summary}")
         if answers.num_left("training", given) < 1:
             return warning(
-                f"no training round is left: {found}",
+                f"no training round is left: {summary}",
                 "raise limits.training_rounds, or wait until its days are over",
             )
-        return fine(found)
+        return fine(summary)
 
     def check_own_code(self) -> Finding:
         door = self._settings.door
@@ -529,7 +529,7 @@ class _SiteChecks:
                 "put it there, or correct `pretrained`",
             )
         try:
-            own = {name: _open_own(door, name) for name in door.allowed or ()}
+            own_code = {name: _open_own(door, name) for name in door.allowed or ()}
         except OwnCodeError as error:
             return problem(
                 str(error),
@@ -537,7 +537,7 @@ class _SiteChecks:
                 "the code that own_code.allowed names",
             )
         names = [
-            f"{name} {code.fingerprint[:12]}".strip() for name, code in own.items()
+            f"{name} {code.fingerprint[:12]}".strip() for name, code in own_code.items()
         ]
         return fine("; ".join([*names, *pretrained]) or "an experiment may use none")
 
@@ -552,15 +552,15 @@ class _SiteChecks:
             f"{checked.num_examples} {split}"
             for split, checked in report.splits.items()
         )
-        found = f"{counts} examples of {len(report.class_names)} classes"
+        summary = f"{counts} examples of {len(report.class_names)} classes"
         if report.problems:
             return problem("; ".join(report.problems), fix)
         if report.warnings:
-            return warning(f"{found}; {'; '.join(report.warnings)}", fix)
-        return fine(found)
+            return warning(f"{summary}; {'; '.join(report.warnings)}", fix)
+        return fine(summary)
 
     def check_models(self) -> Finding:
-        """Check that the served model is there, and the fingerprint of each model."""
+        """Check that the served model exists, and the fingerprint of each model."""
         serving, models = read_serving(self._folder.serving), self._folder.models
         if serving is None:
             return skipped("no model is installed yet")
@@ -597,23 +597,23 @@ class _SiteChecks:
             return problem(
                 str(error), f"see what can be read: knnper store verify {path}"
             )
-        found = f"{count} examples, embedded by the model {embedded_by[:12]}"
+        summary = f"{count} examples, embedded by the model {embedded_by[:12]}"
         pending = pending_serving(self._folder)
         if pending is not None and embedded_by == pending.model:
-            return fine(f"{found}, which is about to be served")
+            return fine(f"{summary}, which is about to be served")
         serving = read_serving(self._folder.serving)
         if serving is not None and embedded_by != serving.model:
             return problem(
-                found,
+                summary,
                 "start knnper site serve, which re-embeds them",
                 f"the model that is served, {serving.model[:12]}",
             )
         if changes:
             return warning(
-                f"{found}; the data has changed since: {changes}",
+                f"{summary}; the data has changed since: {changes}",
                 f"knnper site refresh {self._settings.file}",
             )
-        return fine(found)
+        return fine(summary)
 
     def check_service(self) -> Finding:
         binding = self._settings.service

@@ -2,8 +2,8 @@
 
 A process can be ended from outside, a thread cannot. So each message has a process,
 forked from a runner that has torch and the app loaded, and a message that hangs does
-not block later ones. The module has three parts: the work of one message, the runner
-(``python -m`` this module), and the node.
+not block later messages. The module has three parts: the work of one message, the
+runner (``python -m`` this module), and the node.
 
 Flower's private names are imported in this module and in
 `knnper.simulation.flower_nodes`, and nowhere else; a test checks that. With
@@ -18,7 +18,7 @@ names in ``flwr``                           reason; saving; what happens without
 ``time``, ``pull_objects``,                 asks again after 50 ms to 1 s instead of
 ``register_signal_handlers``,               3 s: 7.3 to 2.9 s. Without: it waits 3 s
 ``_init_connection``                        after each exchange, and takes 3 s to end.
-``supernode.fleet_http_connection``,        Refusals are told apart, explained, and
+``supernode.fleet_http_connection``,        Refusals are distinguished, explained, and
 ``supercore.retry``                         tried again within 5 s; no heartbeats while
                                             a request is held, which halves what an
                                             idle site costs the server. Without:
@@ -27,7 +27,7 @@ names in ``flwr``                           reason; saving; what happens without
 ``supernode.main``, ``.nodestate``,         Tasks go to a runner that has torch and
 ``.runtime``; ``supercore.runtime``,        faiss loaded: 7.3 to 3.9 s, and 1.35 s
 ``.interceptors``, ``.heartbeat``,          together with the main loop. Without: a
-``.object_store``, ``.task_identity``,      new Python for each message, of which
+``.object_store``, ``.task_identity``,      new Python for each message, where
 ``.constant``, ``.run``, ``.fab``           imports take 3 s.
 ``supercore.inflatable``,                   Arrays that have not arrived are asked for
 ``superlink.grid.http_grid``                again after 50 ms instead of 1 s, on both
@@ -165,7 +165,7 @@ def run_message(
     address, token
         Of the node's Runtime API, and of the task.
     on_pulled
-        Called with the message without its content, as soon as it is pulled.
+        Called with the message without its content, once it is pulled.
     """
     client = _connect_task(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -193,7 +193,7 @@ def run_message(
 def report_failure(
     address: str, token: str, task: Task, pulled: bytes, reason: str
 ) -> None:
-    """Push an error as the reply to a message whose process has died.
+    """Push an error as the reply to a message after its process died.
 
     Flower would notice after a minute. ``pulled`` is the message without content, or
     empty if the process died before it had pulled it.
@@ -609,7 +609,7 @@ def deactivate(server: Server, node_id: int) -> None:
 def quick_pulls() -> Iterator[None]:
     """Let a ServerApp ask sooner for arrays of a reply that have not arrived.
 
-    A reply is seen before its arrays are there, and Flower then waits for a second.
+    A reply is seen before its arrays arrive, and Flower then waits for a second.
     """
     if flower.is_plain():
         yield

@@ -292,31 +292,31 @@ def _serve(folder: StateFolder, serving: Serving) -> None:
 
 
 def _require_same_task(folder: StateFolder, model: GlobalModel) -> None:
-    """Reject a model of other inputs, classes or features than the stored ones."""
-    found, expected = store_spec(model), read_identity(folder.store).spec
-    if found != expected:
+    """Reject a model of other inputs, classes or features than the examples have."""
+    needed, stored = store_spec(model), read_identity(folder.store).spec
+    if needed != stored:
         shapes = [
             None if spec.input is None else spec.input.shape
-            for spec in (found, expected)
+            for spec in (needed, stored)
         ]
         raise SiteStateError(
             f"the model takes inputs of shape {shapes[0]} of the classes "
-            f"{', '.join(found.class_names)}; expected those of {folder.store}: shape "
-            f"{shapes[1]}, classes {', '.join(expected.class_names)}. Give the client "
+            f"{', '.join(needed.class_names)}; expected those of {folder.store}: shape "
+            f"{shapes[1]}, classes {', '.join(stored.class_names)}. Give the client "
             "another `state` folder for another task"
         )
     serving = read_serving(folder.serving)
     if serving is None:
         return
     try:
-        stored = read_model(folder.model(serving.model)).card.feature_names
+        features = read_model(folder.model(serving.model)).card.feature_names
     except ModelError:
         return  # it is damaged, and its description cannot be trusted
     names = model.card.feature_names
-    if names and stored and names != stored:
+    if names and features and names != features:
         raise SiteStateError(
             f"the model takes the features {', '.join(names)}; expected those of the "
-            f"examples in {folder.store}, in their order: {', '.join(stored)}. Give "
+            f"examples in {folder.store}, in their order: {', '.join(features)}. Give "
             "the client another `state` folder for another task"
         )
 

@@ -204,9 +204,12 @@ class Limits:
             (model, limits.models, MODELS, Code.MODEL_NOT_ALLOWED),
         ):
             if allowed is not None and name not in allowed:
-                found = _as_words([name], known)
                 reasons.append(
-                    SafeReason(code, found=found, allowed=_as_words(allowed, known))
+                    SafeReason(
+                        code,
+                        found=_as_words([name], known),
+                        allowed=_as_words(allowed, known),
+                    )
                 )
         needs_metrics = method_of(experiment.method).needs_metrics
         if needs_metrics and self.client.train and not self.client.share_metrics:
@@ -300,13 +303,13 @@ class Limits:
     def _too_little(self, steps: float, examples: float) -> list[SafeReason]:
         limits = self.client.limits
         return [
-            SafeReason(code, found=found, least=least)
-            for code, found, least in (
+            SafeReason(code, found=value, least=least)
+            for code, value, least in (
                 (Code.TOO_FEW_EXAMPLES, examples, limits.min_examples),
                 (Code.TOO_FEW_STEPS, steps, limits.min_steps),
             )
             # Negated, so that NaN is too little, too.
-            if not found >= least - 1e-6
+            if not value >= least - 1e-6
         ]
 
     def _require(self, reasons: Sequence[SafeReason]) -> None:

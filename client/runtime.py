@@ -103,7 +103,7 @@ class ClientRuntime:
     metrics
         Additional metrics of the test split, by name.
     predictions
-        File to which predictions of the test split are written, if any.
+        Writer of the predictions of the test split, if they are saved.
     explain
         Turns a client's error into the text that is sent to the server.
     """
@@ -136,7 +136,7 @@ class ClientRuntime:
         state_round
             The client resumes from its newest state of this round or before.
         keep_rounds
-            Rounds to which the server may go back; their states are kept.
+            Rounds that the server may resume from; their states are kept.
         counted_round
             The later round in which the update is aggregated, if not this one.
         """
@@ -174,7 +174,7 @@ class ClientRuntime:
         reference
             Payload of the unpersonalised model.
         state_rounds
-            For each client, the round whose state personalises it.
+            For each client, the round of the state to personalise with.
         """
         predict_global = self._unpersonalised(
             payload if reference is None else reference

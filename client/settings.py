@@ -38,23 +38,23 @@ Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class LimitSettings(Settings):
-    """What a run may do to this site, whoever asks; measured in docs/security.md.
+    """Limits of every run at this site; measured in docs/security.md.
 
     Attributes
     ----------
     min_examples, min_steps
-        Behind every update: different training examples, and steps of local training.
-        Both are those of what really happened here.
+        Behind every update: different training examples, and steps of local training,
+        both as counted at the site.
     methods, models
-        What a run may train by, and train, with those of `own_code`; null is all.
+        Methods and models that a run may use, `own_code` included; null is all.
     experiment
-        Fingerprint of the only experiment that is taken part in, as ``knnper site check
+        Fingerprint of the only experiment to take part in, as ``knnper site check
         --task`` prints it; null is any.
     training_rounds, validation_rounds
         Most answers within the last ``days`` days, over all runs together: updates, and
         answers with metrics. Null is any number.
     days
-        Null is for ever.
+        Null counts all answers ever given.
     """
 
     min_examples: PositiveInt = 32
@@ -69,7 +69,7 @@ class LimitSettings(Settings):
 
 @dataclass(frozen=True)
 class ServerTrust(Settings):
-    """By what the server is known.
+    """How the client authenticates the server.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class ServerTrust(Settings):
 
 @dataclass(frozen=True)
 class ServiceCertificate(Settings):
-    """What the service shows to those who ask it over TLS.
+    """Certificate and key of the service, for TLS.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class ServiceCertificate(Settings):
 
 @dataclass(frozen=True)
 class ServiceSettings(Settings):
-    """Where and how predictions are served.
+    """Address and limits of the prediction service.
 
     Attributes
     ----------
@@ -107,9 +107,9 @@ class ServiceSettings(Settings):
     max_megapixels
         Of all images of a request before they are resized, in 10^6 pixels.
     max_seconds
-        In which a request's work has to begin, and a prediction to end.
+        Seconds in which a request's work has to begin, and a prediction to end.
     tls
-        Null is plain HTTP, which is meant for this machine only.
+        Null is plain HTTP, for this machine only.
     """
 
     host: str = "127.0.0.1"
@@ -127,26 +127,26 @@ class ClientDocument(LocalSettings):
     Attributes
     ----------
     name
-        The client's name in the federation, which is one with its key.
+        The client's name in the federation; it belongs to its key.
     server
         ``HOST:PORT`` of the federation's gateway.
     tls
-        By what the server is known; None with ``insecure``.
+        How to authenticate the server; None with ``insecure``.
     key
         The client's private key, OpenSSH; None with ``insecure``.
     insecure
         Talk to the server without TLS and without a key.
     state
-        Folder of everything that the client keeps.
+        Folder of the client's models, memory and records.
     train
-        Whether it takes part in training; else it only gets the model.
+        Whether the client takes part in training; else it only gets the model.
     share_metrics
-        Whether the server learns more than the counts that aggregation needs.
+        Whether metrics are sent, beyond the counts that aggregation needs.
     limits
         See `LimitSettings`.
     own_code, pretrained
-        What an experiment of the server's may use of this site's own code and files;
-        nothing comes with it. See `OwnCodeSettings` and `LocalSettings`.
+        The site's own code and files that an experiment may use; an experiment brings
+        none. See `OwnCodeSettings` and `LocalSettings`.
     service
         See `ServiceSettings`.
     """
@@ -170,10 +170,10 @@ class ClientSettings(ClientDocument):
     Attributes
     ----------
     file
-        Where this was read from.
+        The YAML file.
     data
-        Where its examples come from: a name of `SITE_DATA` and its settings, whose
-        paths are relative to `base`.
+        Source of its examples: a name of `SITE_DATA` and its settings; paths are
+        relative to `base`.
     """
 
     file: Path
@@ -181,20 +181,24 @@ class ClientSettings(ClientDocument):
 
     @property
     def base(self) -> Path:
-        """The folder to which the file's relative paths refer."""
+        """The file's folder: relative paths start there."""
         return self.file.parent
 
     @property
     def cache(self) -> Path:
-        """Folder of the site's inputs in decoded form; it may be removed."""
+        """Folder of decoded inputs; it may be removed."""
         return self.state / "cache"
 
 
 def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
-    """Return the client that the YAML file at ``path`` describes.
+    """Read a client's YAML file.
 
-    A `ConfigError` names *all* problems. Whether the files exist that it names is not
-    looked at.
+    Whether the files that it names exist is not checked.
+
+    Raises
+    ------
+    ConfigError
+        With all problems at once.
     """
     file = path.absolute()
     document = read_yaml(file, "give the path of a client's YAML file")

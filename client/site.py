@@ -80,7 +80,7 @@ from knnper.transport.messages import (
 
 CONFIG = "config"  # key of a node's configuration that names the client's file
 OWN_LOG = "the client's own log has the reason"
-KEPT = 4  # runs whose client states are kept, so that they can be resumed
+KEPT = 4  # runs that can be resumed: their client states are kept
 _OWN_CODE_SETTINGS = {f"{section}.name" for section in KINDS}
 
 log = logging.getLogger("flwr")
@@ -350,7 +350,7 @@ def _embeddings_folder(cache: Path, data: SiteData) -> Path:
 
 
 class SiteNode:
-    """A `Node` with one client, whose data lies at the site."""
+    """A `Node` with one client and its own data."""
 
     def open(self, context: Context, job: Job) -> SiteWorker:
         """Read the site's data and bind the job's method to it."""

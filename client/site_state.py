@@ -115,7 +115,7 @@ class SiteState:
             _LOG.info("the process that serves finishes the installation: %s", error)
 
     def served(self) -> Serving | None:
-        """Return what is served; None if nothing was installed yet."""
+        """Read which model is served and how; return None if none is installed."""
         return read_serving(self.folder.serving)
 
     def load(self, fingerprint: str) -> GlobalModel:
@@ -146,15 +146,16 @@ class SiteState:
 
 def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     """Reject data that was read for another task than the model's."""
-    found, expected = data.task, model.card.learned
-    if found.feature_names != expected.feature_names:
+    read_for, learned = data.task, model.card.learned
+    if read_for.feature_names != learned.feature_names:
         raise SiteStateError(
-            f"the data was read for the features {', '.join(found.feature_names)}; the "
-            f"model is for {', '.join(expected.feature_names)}"
+            "the data was read for the features "
+            f"{', '.join(read_for.feature_names)}; the model is for "
+            f"{', '.join(learned.feature_names)}"
         )
-    if (found.spec, found.class_names) != (expected.spec, expected.class_names):
+    if (read_for.spec, read_for.class_names) != (learned.spec, learned.class_names):
         raise SiteStateError(
-            f"the data was read for {found.spec} and the classes "
-            f"{', '.join(found.class_names)}; the model is for {expected.spec} and "
-            f"the classes {', '.join(expected.class_names)}"
+            f"the data was read for {read_for.spec} and the classes "
+            f"{', '.join(read_for.class_names)}; the model is for {learned.spec} and "
+            f"the classes {', '.join(learned.class_names)}"
         )

@@ -1,4 +1,4 @@
-"""A client's state folder: its files, its locks, and the errors of damaged ones."""
+"""A client's state folder: its files, its locks, and the records in it."""
 
 import contextlib
 import hashlib
@@ -43,8 +43,8 @@ _Identity = dict[str, str | None]
 _IDENTITY = TypeAdapter(_Identity)
 
 # How an accuracy was measured. On "test" the test split is predicted. Otherwise each
-# example is predicted from all other stored ones, with hyper-parameters chosen without
-# it: each example of the validation split, or ("leave_one_out") each stored one.
+# example is predicted from all others that are stored, with hyper-parameters chosen
+# without it: the examples of the validation split, or ("leave_one_out") all of them.
 MeasuredOn = Literal["test", "validation", "leave_one_out"]
 
 
@@ -390,6 +390,6 @@ def remove_pending(folder: StateFolder) -> None:
     removed = folder.pending.with_name(f".{folder.pending.name}.gone")
     shutil.rmtree(removed, ignore_errors=True)
     if folder.pending.exists():
-        # Renamed first: a kill leaves it either whole or under a name nobody reads.
+        # Renamed first: a kill leaves it either whole or under a name that is not read.
         folder.pending.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)

@@ -44,7 +44,7 @@ class ClientStateStore:
 
     Workers of several machines may use the folder at once, each client being run by one
     worker. A state that `save` has written is on disk when it returns; after a kill it
-    is there as a whole or not at all.
+    exists as a whole or not at all.
 
     After a kill a client resumes from the state it had at the server's checkpoint.
     Newer states are put aside until the run has passed their round, since the server
@@ -79,7 +79,7 @@ class ClientStateStore:
     def save(
         self, client: str, server_round: int, state: object, keep: Collection[int]
     ) -> None:
-        """Write a client's state; states to which the rounds ``keep`` go back stay."""
+        """Write a client's state; the rounds ``keep`` and what they need stay."""
         parts = take_apart(state)
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
         metadata = {
@@ -90,7 +90,7 @@ class ClientStateStore:
         if len(content) > MOST_BYTES:
             raise RunError(
                 f"the state of client {client!r} has {len(content):,} bytes, expected "
-                f"at most {MOST_BYTES:,}; choose a method whose clients keep less, or "
+                f"at most {MOST_BYTES:,}; choose a method with smaller states, or "
                 "train less of the network (model.trained)"
             )
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -179,13 +179,13 @@ def _rounds(connection: Connection, client: str) -> tuple[list[int], list[int]]:
         "SELECT aside, round FROM states WHERE client = ?", (client,)
     ).fetchall()
     current, aside = (
-        [number for kind, number in rows if kind == wanted] for wanted in (0, 1)
+        [number for kind, number in rows if kind == is_aside] for is_aside in (0, 1)
     )
     return current, aside
 
 
 def _prune(connection: Connection, client: str, keep: Collection[int]) -> None:
-    """Delete states to which no round of ``keep`` goes back."""
+    """Delete states that no round of ``keep`` needs."""
     latest = max(keep, default=0)
     current, aside = _rounds(connection, client)
     needed = {

@@ -3,8 +3,8 @@
 Run it with the repository's environment, where Docker and Compose are:
 ``.venv/bin/python docker/try.py``. It makes a federation in a temporary folder, builds
 the images, trains three clients, asks their services, stops everything and starts it
-anew, lets a fourth client join, and compares each figure with a serial simulation of
-the same experiment. Nothing is left but the images.
+again, adds a fourth client, and compares each figure with a serial simulation of the
+same experiment. Only the images remain.
 """
 
 import argparse
@@ -38,6 +38,28 @@ IMAGES = {
     "server": os.environ.get("KNNPER_SERVER_IMAGE", "knnper-server"),
     "client": os.environ.get("KNNPER_CLIENT_IMAGE", "knnper-client"),
 }
+SEEN = ("0000", "0001", "0003")
+UNSEEN = "0002"
+SERVER = "server"  # the name under which Compose's network knows it
+EXPERIMENT: dict[str, Any] = {
+    "name": "trial",
+    "data": {"name": "digits"},
+    "partition": {
+        "name": "dirichlet",
+        "num_clients": 4,
+        "alpha": 0.5,
+        "unseen_fraction": 0.25,
+    },
+    "model": {"name": "tiny_cnn", "embedding_dim": 64},
+    "training": {"num_rounds": 3, "batch_size": 16, "learning_rate": 0.05},
+    "method": {"name": "knn_per"},
+    "run": {"seed": 0},
+}
+CLOSE = 1e-5  # ten times what other threads make of a probability
+PORTS = {"0000": 8100, "0001": 8101, UNSEEN: 8102, "0003": 8103}
+RUN = "state/runs/trial"
+_SUBMIT = ("knnper", "fed", "submit", "server.yaml", "--stay")
+INTERRUPTED = 130
 # Run inside a container: HOST PORT PATH.
 _ASK = """
 import http.client, ssl, sys
@@ -52,21 +74,24 @@ except ConnectionRefusedError:
 """
 
 
+Answers = Sequence[Mapping[str, Any]]
+
+
 class TrialError(Exception):
-    """Something is not as it should be; the message says what was expected."""
+    """A figure or a status differs from what the message names as expected."""
 
 
 def require_engine() -> None:
-    """Refuse to begin where no container can be run."""
+    """Raise an error where no container can be run."""
     if shutil.which("docker") is None:
         raise TrialError("cannot run: there is no `docker` here; install Docker Engine")
-    for words, what in (
+    for words, hint in (
         (("version",), "Docker does not answer; is its daemon running, and may you "),
         (("compose", "version"), "Compose is missing; install docker-compose-plugin "),
     ):
-        found = subprocess.run(["docker", *words], capture_output=True, text=True)
-        if found.returncode:
-            raise TrialError(f"cannot run: {what}use it?\n{found.stderr.strip()}")
+        done = subprocess.run(["docker", *words], capture_output=True, text=True)
+        if done.returncode:
+            raise TrialError(f"cannot run: {hint}use it?\n{done.stderr.strip()}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +112,9 @@ class Engine:
     def sizes(self) -> dict[str, int]:
         """Return the images' sizes in megabytes."""
         words = ("docker", "image", "inspect", "--format", "{{.Size}}")
-        return {one: int(_output(*words, one)) // 10**6 for one in IMAGES.values()}
+        return {
+            image: int(_output(*words, image)) // 10**6 for image in IMAGES.values()
+        }
 
     def give_keys(self) -> None:
         """Make the private keys those of the user that the containers run as."""
@@ -154,30 +181,11 @@ class Engine:
 def _output(
     *command: str, environment: dict[str, str] | None = None, check: bool = True
 ) -> str:
-    found = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if check and found.returncode:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if check and done.returncode:
         shown = " ".join(command[:8])
-        raise TrialError(f"{shown} ... failed\n{found.stdout}{found.stderr}")
-    return found.stdout
-
-
-SEEN = ("0000", "0001", "0003")
-UNSEEN = "0002"
-SERVER = "server"  # the name under which Compose's network knows it
-EXPERIMENT: dict[str, Any] = {
-    "name": "trial",
-    "data": {"name": "digits"},
-    "partition": {
-        "name": "dirichlet",
-        "num_clients": 4,
-        "alpha": 0.5,
-        "unseen_fraction": 0.25,
-    },
-    "model": {"name": "tiny_cnn", "embedding_dim": 64},
-    "training": {"num_rounds": 3, "batch_size": 16, "learning_rate": 0.05},
-    "method": {"name": "knn_per"},
-    "run": {"seed": 0},
-}
+        raise TrialError(f"{shown} ... failed\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 class Federation:
@@ -207,7 +215,7 @@ class Federation:
             self._give_share(name)
 
     def add(self, name: str) -> None:
-        """Let another client in, whose data is there."""
+        """Add another client with its share of the data."""
         _knnper("fed", "add-client", self.place, name)
         self._give_share(name)
 
@@ -236,13 +244,10 @@ def _knnper(*words: str | Path) -> None:
     subprocess.run([knnper, *words], check=True, capture_output=True, text=True)
 
 
-Answers = Sequence[Mapping[str, Any]]
-
-
-def asked(
+def ask(
     address: str, token: str, images: NDArray[Any]
 ) -> tuple[Answers, dict[str, Any]]:
-    """Return a service's answers for n images, and what it says that it serves."""
+    """Return a service's predictions for n images, and its description."""
     file, deadline = io.BytesIO(), time.monotonic() + READY_S
     np.save(file, images)
     headers = {"Authorization": f"Bearer {token}"}
@@ -257,9 +262,6 @@ def asked(
         return answers, http.get("/info").raise_for_status().json()
 
 
-CLOSE = 1e-5  # ten times what other threads make of a probability
-
-
 def require_figures(
     name: str,
     answers: Answers,
@@ -267,18 +269,18 @@ def require_figures(
     info: Mapping[str, Any],
     row: Mapping[str, str],
 ) -> None:
-    """Compare what a service does on n inputs with a client's row of the simulation."""
+    """Compare a service's predictions with the client's row of the simulation."""
     by_model, served = (
-        np.array([list(one[kind].values()) for one in answers])
+        np.array([list(answer[kind].values()) for answer in answers])
         for kind in ("global_probabilities", "probabilities")
     )
     pairs = list(zip(answers, labels, strict=True))
-    losses = [-math.log(one["probabilities"][str(label)]) for one, label in pairs]
+    losses = [-math.log(answer["probabilities"][str(label)]) for answer, label in pairs]
     undecided = np.mean(_are_close(by_model) | _are_close(served)).item()
     for key, value, tolerance in (
         (
             "accuracy",
-            np.mean([one["label"] == label for one, label in pairs]),
+            np.mean([answer["label"] == label for answer, label in pairs]),
             undecided,
         ),
         ("accuracy_global", np.mean(np.argmax(by_model, 1) == labels), undecided),
@@ -302,13 +304,13 @@ def _are_close(probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def require_rows(run: Path, reference: Path, names: Sequence[str]) -> None:
     """Compare a run's weights and its clients' rows with the simulation's."""
-    found, expected = _weights(run), _weights(reference)
-    if found != expected:
-        raise TrialError(f"the weights are {found}, the simulation's {expected}")
+    weights, expected = _weights(run), _weights(reference)
+    if weights != expected:
+        raise TrialError(f"the weights are {weights}, the simulation's {expected}")
     rows, all_rows = _rows(run), _rows(reference)
-    wanted = {name: all_rows[name] for name in ("client", *names)}
-    if rows != wanted:
-        shown = "\n".join([*rows.values(), "the simulation's:", *wanted.values()])
+    simulated = {name: all_rows[name] for name in ("client", *names)}
+    if rows != simulated:
+        shown = "\n".join([*rows.values(), "the simulation's:", *simulated.values()])
         raise TrialError(f"clients.csv of {run.name} differs:\n{shown}")
 
 
@@ -322,12 +324,6 @@ def _rows(run: Path) -> dict[str, str]:
     return {line.partition(",")[0]: line for line in lines}
 
 
-PORTS = {"0000": 8100, "0001": 8101, UNSEEN: 8102, "0003": 8103}
-RUN = "state/runs/trial"
-_SUBMIT = ("knnper", "fed", "submit", "server.yaml", "--stay")
-INTERRUPTED = 130
-
-
 @dataclass
 class Trial:
     """One federation in containers."""
@@ -336,26 +332,28 @@ class Trial:
     federation: Federation
     _began: float = field(default_factory=time.monotonic)
 
-    def tell(self, text: str) -> None:
-        """Say what has happened, and after how many seconds."""
+    def report(self, text: str) -> None:
+        """Print a step and the seconds so far."""
         sys.stdout.write(f"{time.monotonic() - self._began:6.1f} s  {text}\n")
         sys.stdout.flush()
 
     def story(self) -> None:
-        """Train, personalise, stop, start, serve; then a fourth client joins."""
+        """Train, personalise, stop, start, serve; then add a fourth client."""
         self.engine.up()
-        self.tell("server, three clients and their services are healthy")
+        self.report("server, three clients and their services are healthy")
         self._require_closed()
         self.engine.run("server", *_SUBMIT, "0", "experiment.yaml")
         self._require_rows(SEEN)
         before = {name: self._predictions(name) for name in SEEN}
-        self.tell("three clients were trained and serve; figures are the simulation's")
+        self.report(
+            "three clients were trained and serve; figures are the simulation's"
+        )
         self.engine.down()
         self.engine.up()
         after = {name: self._predictions(name) for name in SEEN}
         if after != before:
-            raise TrialError("after a restart the services answer something else")
-        self.tell("all ended in order; new containers give the same answers")
+            raise TrialError("after a restart the services give other answers")
+        self.report("all ended in order; new containers give the same answers")
         self._onboard()
 
     def _onboard(self) -> None:
@@ -365,7 +363,7 @@ class Trial:
         self.engine.up(f"service-{UNSEEN}")
         self._predictions(UNSEEN)
         self._require_rows((*SEEN, UNSEEN))
-        self.tell("a fourth client joined and serves; figures are the simulation's")
+        self.report("a fourth client joined and serves; figures are the simulation's")
 
     def _require_closed(self) -> None:
         """Clients reach the gateway's fleet paths and nothing else."""
@@ -374,13 +372,13 @@ class Trial:
             (8443, "/v1/control/list-runs", "403 404"),
             (8000, "/health", "refused"),
         ):
-            found = self.engine.reached("client-0000", "server", port, path)
-            if found not in expected.split():
+            status = self.engine.reached("client-0000", "server", port, path)
+            if status not in expected.split():
                 raise TrialError(
-                    f"a client that asks server:{port}{path} gets {found}, expected "
+                    f"a client that asks server:{port}{path} gets {status}, expected "
                     f"{expected}"
                 )
-        self.tell("a client reaches the gateway's fleet paths, not Flower's own port")
+        self.report("a client reaches the gateway's fleet paths, not Flower's own port")
 
     def _require_rows(self, names: tuple[str, ...]) -> None:
         run = self.federation.folder / "run"
@@ -391,16 +389,16 @@ class Trial:
     def _predictions(self, name: str) -> Answers:
         token = self.engine.run(f"service-{name}", "cat", "state/token")
         images, labels = self.federation.test_split(name)
-        answers, info = asked(f"http://127.0.0.1:{PORTS[name]}", token, images)
+        answers, info = ask(f"http://127.0.0.1:{PORTS[name]}", token, images)
         row = self.federation.expected(name)
         require_figures(name, answers, labels, info, row)
         return answers
 
 
 def main() -> int:
-    """Return the exit status: 0 after the whole story."""
+    """Run the trial; return the exit status."""
     arguments = _arguments()
-    # So that what was started is stopped after SIGTERM, too.
+    # SIGTERM, too, stops all containers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         require_engine()
@@ -423,12 +421,12 @@ def _run(folder: Path, *, build: bool) -> None:
     with engine.cleaned_up():
         if build:
             engine.build()
-            trial.tell("built the images")
+            trial.report("built the images")
         for image, megabytes in engine.sizes().items():
-            trial.tell(f"image {image}: {megabytes} MB")
+            trial.report(f"image {image}: {megabytes} MB")
         engine.give_keys()
         trial.story()
-    trial.tell("stopped and removed everything: the story is complete")
+    trial.report("stopped and removed everything: the story is complete")
 
 
 @contextlib.contextmanager
@@ -443,7 +441,7 @@ def _work_folder(chosen: Path | None) -> Iterator[Path]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--no-build", action="store_true", help="the images are there")
+    parser.add_argument("--no-build", action="store_true", help="the images exist")
     parser.add_argument("--work", type=Path, help="keep all files in this new folder")
     return parser.parse_args()
 

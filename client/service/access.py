@@ -78,12 +78,12 @@ class Guard:
             return EVERYBODY
         caller = self._tokens.caller(headers.get("authorization", ""))
         if caller is None and scope["path"] not in PUBLIC_PATHS:
-            found = "none"
+            header = "none"
             if "authorization" in headers:
-                found = "one that is not known: mistyped, or revoked"
+                header = "one that is not known: mistyped, or revoked"
             raise RequestError(
                 401,
-                f"found {found}, expected the header `Authorization: Bearer TOKEN`; "
+                f"found {header}, expected the header `Authorization: Bearer TOKEN`; "
                 "the service's operator makes tokens: knnper site token add "
                 "CLIENT.yaml NAME",
             )

@@ -21,7 +21,7 @@ class Limits:
     max_request_bytes, max_held_bytes
         Size of one body, and of all bodies that arrive or are worked on.
     max_inputs, max_pixels, max_json_values
-        Of one request. Pixels are those of all images as they are sent.
+        Of one request. Pixels are counted in all images, before they are resized.
     seconds
         In which work has to begin, and a prediction to end.
     num_readers
@@ -72,7 +72,7 @@ class Bodies:
         try:
             while not is_complete:
                 due = began + limits.body_grace_s + size / limits.body_bytes_per_s
-                # A chunk that is there is taken, even if it is late.
+                # A chunk that has arrived is taken, even if it is late.
                 async with asyncio.timeout(max(due - time.monotonic(), 0)):
                     event = await request.receive()
                 if event["type"] == "http.disconnect":

@@ -128,7 +128,7 @@ class StoreInfo(Document):
 
     num_stored: int = Field(description="Examples.")
     capacity: int | None = Field(description="At most; null is unbounded.")
-    policy: str = Field(description="Which examples stay when new ones arrive.")
+    policy: str = Field(description="Which examples stay when new examples arrive.")
     index: str = Field(description="How the nearest are found.")
     num_by_class: dict[str, int] = Field(description="Examples of each class.")
 

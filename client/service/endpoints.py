@@ -106,7 +106,7 @@ class Service:
                 raise RequestError(
                     409,
                     f"found {num_taken} names that are taken and {num_repeated} given "
-                    "twice, expected new ones; nothing is stored",
+                    "twice, expected new names; nothing is stored",
                 )
             added = served.add(inputs, labels, names)
             ids: list[int] = added.ids.tolist()
@@ -126,7 +126,7 @@ class Service:
 
         def delete(served: ServedModel, body: Body, _: Budget) -> Deletion:
             selection = self.reader(served).selection(body)
-            # Only this thread changes the store, so the same ones are deleted below.
+            # The same as are deleted below: only this thread changes the store.
             ids: list[int] = served.store.select(selection).tolist()
             message = None
             try:

@@ -22,7 +22,7 @@ LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _FORMATS = ("PNG", "JPEG")
 _MODES = {1: "L", 3: "RGB"}  # Pillow's, by number of channels
 
-# A progressive JPEG has about ten scans, each of which goes over all pixels. An empty
+# A progressive JPEG has about ten scans, and each goes over all pixels. An empty
 # scan takes few bytes, so a small file can hold thousands: every 16 count as decoding
 # the image once more.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
@@ -75,9 +75,9 @@ def decode_picture(
         raise RequestError(413, f"found an image that is too large: {error}") from error
     except _IMAGE_ERRORS as error:
         is_unknown = isinstance(error, UnidentifiedImageError)
-        found = "another kind of file" if is_unknown else f"a damaged one: {error}"
+        kind = "another kind of file" if is_unknown else f"a damaged one: {error}"
         raise RequestError(
-            422, f"expected an image as PNG or JPEG, found {found}"
+            422, f"expected an image as PNG or JPEG, found {kind}"
         ) from error
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)

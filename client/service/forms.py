@@ -1,4 +1,4 @@
-"""Parser of ``multipart/form-data`` (RFC 7578) whose parts are files.
+"""Parser of ``multipart/form-data`` (RFC 7578) with files as parts.
 
 Its time is proportional to the length of the body, and it rejects a form that is cut
 short. Nothing is written to disk.

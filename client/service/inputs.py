@@ -265,8 +265,8 @@ class Reader:
         if len(ids) < length:
             raise RequestError(
                 422,
-                f"expected a text of at least {length} characters, of which the last "
-                f"{length} are read, found {len(ids)}",
+                f"expected a text of at least {length} characters (the last {length} "
+                f"are read), found {len(ids)}",
             )
         return ids.reshape(1, *self.spec.image_shape)
 
@@ -389,9 +389,11 @@ def _list_of(item: Any, min_length: int, max_length: int) -> Any:
     return Annotated[list[item], length]
 
 
-def _unsupported(found: str, *expected: str) -> RequestError:
+def _unsupported(media_type: str, *expected: str) -> RequestError:
     names = ", ".join(expected)
-    return RequestError(415, f"found content type {found!r}, expected one of {names}")
+    return RequestError(
+        415, f"found content type {media_type!r}, expected one of {names}"
+    )
 
 
 def _validation_problem(error: ValidationError) -> RequestError:
@@ -399,11 +401,11 @@ def _validation_problem(error: ValidationError) -> RequestError:
     problems = error.errors(include_url=False, include_context=False)
     if problems[0]["type"] == "json_invalid":
         return RequestError(400, f"expected JSON: {problems[0]['msg']}")
-    meant = [
+    relevant = [
         problem for problem in problems if problem["type"] not in _OTHER_ALTERNATIVE
     ]
     sentences = []
-    for problem in (meant or problems)[:_MAX_PROBLEMS]:
+    for problem in (relevant or problems)[:_MAX_PROBLEMS]:
         # Pydantic's names of alternatives are left out of the place.
         place = [
             part
@@ -413,10 +415,10 @@ def _validation_problem(error: ValidationError) -> RequestError:
         value = problem["input"]
         kind = type(value).__name__
         is_nested = isinstance(value, list | dict)
-        found = (
+        shown = (
             f"{kind} of {len(value)}" if is_nested else f"{kind} {str(value)[:40]!r}"
         )
         sentences.append(
-            f"{'.'.join(place) or 'body'}: {problem['msg']}, found {found}"
+            f"{'.'.join(place) or 'body'}: {problem['msg']}, found {shown}"
         )
     return RequestError(422, "; ".join(sentences)[:_MAX_MESSAGE_LENGTH])

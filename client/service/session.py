@@ -1,4 +1,4 @@
-"""The served model as it is replaced, and the threads that work with it."""
+"""The served model, its replacement, and the threads that work with it."""
 
 import asyncio
 import logging

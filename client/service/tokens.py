@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Token:
-    """A token as it is kept: its hash is enough to recognise it, not to use it.
+    """A stored token: its hash is enough to recognise it, not to use it.
 
     A fast hash suffices, because a token has 256 random bits.
     """
