@@ -171,13 +171,13 @@ def require_inputs(folder: Path, inputs: Inputs, fix: str | None = None) -> None
     if recorded is None:
         return
     for name in (field.name for field in fields(Inputs)):
-        expected, found = getattr(recorded, name), getattr(inputs, name)
-        is_unknown = name == "split" and None in (expected, found)
-        if expected != found and not is_unknown:
+        expected, current = getattr(recorded, name), getattr(inputs, name)
+        is_unknown = name == "split" and None in (expected, current)
+        if expected != current and not is_unknown:
             raise RunError(
                 f"the {_NOUNS[name]} is not what it was when the run in {folder} was "
-                f"made: expected {_shorten(expected)}, found {_shorten(found)}. Bring "
-                f"it back, or {fix}"
+                f"made: expected {_shorten(expected)}, found {_shorten(current)}. "
+                f"Bring it back, or {fix}"
             )
 
 

@@ -126,11 +126,11 @@ def ended_with(
     ``bench`` is the workbench of the run's experiment.
     """
     run, manifest = folder.path, folder.results()["manifest"]
-    expected, found = manifest["partition_hash"], fingerprint(bench.partition)
-    if found != expected:
+    expected, current = manifest["partition_hash"], fingerprint(bench.partition)
+    if current != expected:
         raise RunError(
             f"the data is not what it was in the run in {run}: expected the split "
-            f"{expected[:12]}, found {found[:12]}. Bring it back, or run again"
+            f"{expected[:12]}, found {current[:12]}. Bring it back, or run again"
         )
     # The recorded identity: a later version may have more settings.
     identity: str = manifest["results_identity"]

@@ -77,8 +77,8 @@ class RowSettings(Settings):
         Values to choose from on validation data, by dotted key. They replace those of
         the common grid key by key; an empty list removes a key.
     follows
-        Another row, whose grid and choice this row adopts; its own grid is chosen from
-        afterwards. If both differ in the personalisation alone, they share training.
+        Another row: this row adopts its grid and choice, and then chooses from its own
+        grid. If both differ in the personalisation alone, they share training.
     title
         Its name in the table; by default that of the method and its personaliser.
     """
@@ -163,7 +163,7 @@ class Comparison(Batch):
 
     @property
     def reference(self) -> str:
-        """The row against whose model clients count as degraded."""
+        """The row with the model that clients are compared with."""
         return self.references[0]
 
 

@@ -9,7 +9,7 @@ from knnper.experiment import require_kind
 from knnper.settings import is_reference, shown
 from knnper.yaml_text import read_yaml
 
-# Keys of a comparison's file whose entries are inherited one by one.
+# Keys of a comparison's file with entries that are inherited one by one.
 _INHERITED = ("base", "rows", "grid", "tuning_set")
 
 

@@ -89,11 +89,11 @@ def _require_usable_state(run: Path, state_type: type, family: Family) -> None:
         )
 
 
-def _differences(expected: Experiment, found: Experiment) -> Iterator[str]:
+def _differences(expected: Experiment, found_experiment: Experiment) -> Iterator[str]:
     """Yield the settings of the training that differ."""
     expected_settings, found_settings = (
         dict(dotted(relevant_settings(as_trained(experiment))))
-        for experiment in (expected, found)
+        for experiment in (expected, found_experiment)
     )
     for key in dict.fromkeys((*found_settings, *expected_settings)):
         value = found_settings.get(key, "nothing")

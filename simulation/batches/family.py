@@ -50,7 +50,7 @@ class Step(Enum):
     """A step of a run."""
 
     TRAINS = auto()
-    """Training of ``num_rounds`` rounds goes on with round ``first_round``."""
+    """Training of ``num_rounds`` rounds starts or resumes with ``first_round``."""
     ROUND = auto()
     """A round ended."""
     ENDED = auto()
@@ -100,7 +100,7 @@ class Family:
         Whether one run keeps its last state, so that a run that is added later need
         not be trained. Not if clients have states of their own.
     earlier
-        A finished run whose training the family reuses.
+        A finished run with the same training, which the family reuses.
     """
 
     runs: Mapping[Path, str]

@@ -1,7 +1,7 @@
 """The grid of a sweep or a comparison: settings with several values, as points.
 
-Both files have the same format: values by dotted key, of which every combination is a
-point. A sweep may draw its points at random instead.
+Both files have the same format: values by dotted key; every combination is a point. A
+sweep may draw its points at random instead.
 """
 
 import itertools
@@ -174,7 +174,7 @@ def key_problems(
     in_grids = {place: _keys_of_grid(grid) for place, grid in grids.items()}
     for place, keys in {**in_grids, **fixed}.items():
         for key in sorted(keys):
-            if any(_overlap(key, own) for own in SET_BY_BATCH):
+            if any(_overlap(key, reserved) for reserved in SET_BY_BATCH):
                 message = f"the {batch} itself sets this in every run; take it out"
                 yield Problem(f"{place} {key}", message)
 

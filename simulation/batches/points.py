@@ -46,7 +46,7 @@ class Point:
     tuning
         Of a comparison, the experiment that is evaluated on validation data.
     follows
-        Of a comparison, the row whose chosen values this point must have.
+        Of a comparison, the row that this point must share its chosen values with.
     """
 
     variant: str
@@ -102,7 +102,7 @@ class Batch:
     def to_choose_from(
         self, best: Mapping[str, Point], *, following: bool
     ) -> Mapping[str, list[Point]]:
-        """Return by row the points of which validation data choose one.
+        """Return by row the points that validation data choose from.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """The runner of sweeps and comparisons: makes missing runs in worker processes.
 
-Every run has a folder named by its settings. A batch that was interrupted, or whose
-file grew, makes only the missing runs. A comparison has three stages: runs on
+Every run has a folder named by its settings. After an interruption, or with new points
+in its file, a batch makes only the missing runs. A comparison has three stages: runs on
 validation data for rows that follow none, the same for rows that follow another, and
 tests.
 """
@@ -99,7 +99,7 @@ def run_batch(
     command
         The command for the runs' manifests.
     earlier
-        Finished runs whose training is reused.
+        Finished runs with trainings to reuse.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def run_batch(
             choices = plan.to_choose_from(best, following=following)
             several = {name: points for name, points in choices.items() if points[1:]}
             if several:
-                # The chosen points are not known yet; guessed ones take about as long.
+                # The chosen points are not known yet; guessed points take as long.
                 tuning = tuning_of(itertools.chain(*several.values()))
                 make(families(tuning), families(later))
             for name, points in choices.items():
@@ -269,7 +269,7 @@ def families_of(
 
 
 def _require_same_inputs(families: Iterable[Family]) -> None:
-    """Reject runs in the folder whose data, weights or split have changed since."""
+    """Reject the folder if data, weights or split of a run in it have changed."""
     known: dict[tuple[object, str], Any] = {}
 
     def once(compute: Callable[[Experiment], Any], text: str, *sections: str) -> Any:

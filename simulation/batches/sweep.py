@@ -119,8 +119,8 @@ class SweepSettings(Settings):
     group
         The clients of ``y``: seen in training, unseen, or all.
     reference
-        The variant whose ``y`` is subtracted from that of the others, at equal values
-        and seed; or several.
+        The variant, or several, that the others are compared with: its ``y`` is
+        subtracted from theirs, at equal values and seed.
     """
 
     name: str
@@ -147,7 +147,7 @@ class SweepSettings(Settings):
         return as_tuple(self.reference)
 
     def varied(self) -> tuple[str, ...]:
-        """Return the dotted keys whose values differ between points."""
+        """Return the dotted keys with values that differ between points."""
         return tuple(self.random.keys if self.random else self.grid)
 
 
@@ -311,7 +311,7 @@ def _axis_problems(settings: SweepSettings) -> Iterator[Problem]:
     hidden = [key for key in several if key not in (x, *curves)]
     if x is not None and hidden:
         message = (
-            f"x and series leave out {', '.join(hidden)}, whose points would fall "
+            f"x and series leave out {', '.join(hidden)}: their points would fall "
             "together; show it, fix it, or take x out to have no plot"
         )
         yield Problem("x", message)
@@ -320,7 +320,7 @@ def _axis_problems(settings: SweepSettings) -> Iterator[Problem]:
 def _equal_points(
     settings: SweepSettings, points: Sequence[Point]
 ) -> Iterable[Problem]:
-    """Yield points whose runs are those of another point."""
+    """Yield points with the runs of another point."""
     firsts: dict[str, Point] = {}
     for point in points:
         run = next(iter(point.runs.values()))

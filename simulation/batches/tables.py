@@ -139,16 +139,16 @@ def _figures_of_run(
     plan: Plan, run: Path, references: Mapping[str, Path]
 ) -> Mapping[str, float | None]:
     """Return the figures of a run by column, with differences to the references."""
-    own = _shown_figures(plan, run)
+    shown = _shown_figures(plan, run)
     others = {name: _shown_figures(plan, other) for name, other in references.items()}
     differences = {
-        name: _subtract(own[column], others.get(reference, {}).get(column))
+        name: _subtract(shown[column], others.get(reference, {}).get(column))
         for column, reference, name in _differences(plan)
     }
     degraded: Figures = {}
     if isinstance(plan, Comparison):
         degraded = _fractions_degraded(run, references[plan.reference], plan.metric)
-    return {**own, **differences, **degraded, **_costs_of(run)}
+    return {**shown, **differences, **degraded, **_costs_of(run)}
 
 
 def _shown_figures(plan: Plan, run: Path) -> Figures:

@@ -26,7 +26,7 @@ def run_in_workers(
     """
     if not families:
         return
-    # Spawned processes share no memory with this one, whose threads may hold locks.
+    # Spawned, not forked: this process may have threads that hold locks.
     context = multiprocessing.get_context("spawn")
     queue: SimpleQueue[FamilyEvent] = context.SimpleQueue()
     pool = concurrent.futures.ProcessPoolExecutor(

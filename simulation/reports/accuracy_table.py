@@ -249,7 +249,9 @@ def degraded_columns(rows: Sequence[ModelRow]) -> dict[str, str]:
 def is_apart(setup: Setup, group: str) -> bool:
     """Return whether a setup has a trained global model with figures of its own."""
     figures = [dict(run.figures(group)) for run in setup.runs]
-    return setup.has_reference and any(own.pop("global") != own for own in figures)
+    return setup.has_reference and any(
+        of_run.pop("global") != of_run for of_run in figures
+    )
 
 
 def _fedavg_clients(setups: Sequence[Setup], metric: str) -> FedavgClients:
@@ -340,8 +342,12 @@ def _model_key(setup: Setup, is_reference: bool) -> Model:
 
 def _gain_over_global(figures: Mapping[str, Any], metric: str) -> float | None:
     name = figure_of(metric, FIGURES["average"])
-    own, reference = figures.get(name), figures.get("global", {}).get(name)
-    return None if own is None or reference is None else gain(metric, own, reference)
+    personal, reference = figures.get(name), figures.get("global", {}).get(name)
+    return (
+        None
+        if personal is None or reference is None
+        else gain(metric, personal, reference)
+    )
 
 
 def _seconds(run: FinishedRun, is_reference: bool) -> float | None:

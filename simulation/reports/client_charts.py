@@ -211,15 +211,17 @@ class SizeClass:
 
     def describe(self, is_compared: bool) -> str:
         """Return sizes and accuracies as text, the global model's if compared."""
-        own = f"{self.smallest} to {self.largest} examples {100 * self.accuracy:.1f} %"
+        personal = (
+            f"{self.smallest} to {self.largest} examples {100 * self.accuracy:.1f} %"
+        )
         reference = f" (global model {100 * self.accuracy_global:.1f} %)"
-        return own + reference if is_compared else own
+        return personal + reference if is_compared else personal
 
 
 def size_classes(clients: pd.DataFrame) -> list[SizeClass]:
     """Split clients into classes of about equal number, the smallest memories first.
 
-    Clients whose memories have the same size share a class.
+    Clients with memories of equal size share a class.
     """
     sized = clients.dropna(subset="num_stored").sort_values("num_stored", kind="stable")
     sizes = sized["num_stored"].astype(int).to_numpy()
@@ -257,8 +259,8 @@ def draw_store_sizes(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     compared = {setup.label for setup in setups if setup.has_reference}
     for axes, (label, classes) in zip(panels, by_label.items(), strict=True):
         sizes = [size_class.mean_size for size_class in classes]
-        own = [size_class.accuracy for size_class in classes]
-        axes.plot(sizes, own, "o-", color=colors[label].light, markersize=4)
+        personal = [size_class.accuracy for size_class in classes]
+        axes.plot(sizes, personal, "o-", color=colors[label].light, markersize=4)
         if label in compared:
             reference = [size_class.accuracy_global for size_class in classes]
             (line,) = axes.plot(sizes, reference, "s--", color=SOFT.light)

@@ -61,18 +61,18 @@ def _read_cells(path: Path) -> pd.DataFrame:
 
 
 def _parse(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
-    own, reference = columns_of(metric)
+    personal, reference = columns_of(metric)
     sources = {
         "num_test": "num_test",
-        "accuracy": own,
+        "accuracy": personal,
         "accuracy_global": reference,
         **{name: name for name in _OPTIONAL},
     }
     text = cells.reindex(
-        columns=[*_REQUIRED, own, reference, *_OPTIONAL], fill_value=""
+        columns=[*_REQUIRED, personal, reference, *_OPTIONAL], fill_value=""
     )
     text = text.loc[:, ~text.columns.duplicated()]
-    text = text[(text[[ACCURACY, own, reference]] != "").all(axis=1)]
+    text = text[(text[[ACCURACY, personal, reference]] != "").all(axis=1)]
     clients = pd.DataFrame({"client": text["client"].astype(str)})
     if not text["seen"].isin(["true", "false"]).all():
         raise ValueError("the column seen has other values than true and false")
@@ -136,13 +136,13 @@ def note_on_sample(counts: Iterable[tuple[str, int, int]]) -> str:
 def fraction_degraded_against(
     clients: pd.DataFrame, reference: Mapping[str, float], metric: str = ACCURACY
 ) -> float | None:
-    """Return the fraction of clients whose metric is worse than the reference's.
+    """Return the fraction of clients with a worse metric than the reference.
 
     ``reference``: The metric with another model by client name; other clients are left
     out.
     """
     names, values = clients["client"], clients["accuracy"]
     pairs = (
-        (own, reference.get(name)) for name, own in zip(names, values, strict=True)
+        (value, reference.get(name)) for name, value in zip(names, values, strict=True)
     )
     return fraction_degraded(pairs, metric)

@@ -35,7 +35,7 @@ FALLBACKS = (
     "Arial Unicode MS",
 )
 _MISSING = re.compile(r"Glyph (\d+) .*missing from")
-_REPORTED: set[str] = set()  # characters whose warning was logged
+_REPORTED: set[str] = set()  # characters that a warning was logged for
 
 # No dates, so that equal figures are equal files.
 _FORMATS: Mapping[str, Any] = {
@@ -136,8 +136,8 @@ def colors_of(titles: Iterable[str]) -> list[Color]:
         if title in titles
     }
     first = range(min(len(titles), len(SERIES)))
-    taken = {fixed[number] for number in first if number in fixed}
-    free = iter(place for place in range(len(SERIES)) if place not in taken)
+    used = {fixed[number] for number in first if number in fixed}
+    free = iter(place for place in range(len(SERIES)) if place not in used)
     chosen = {number: next(free) for number in first if number not in fixed} | fixed
     return [
         SERIES[chosen.get(number, number % len(SERIES))]

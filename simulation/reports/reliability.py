@@ -66,20 +66,20 @@ class ReliabilityPanel:
 
     label: str
     group: str
-    own: Reliability
+    personal: Reliability
     reference: Reliability | None  # of the global model
 
     @property
     def errors(self) -> str:
         """Both calibration errors as text."""
-        own = f"error {100 * self.own.calibration_error:.1f} %"
-        if self.reference is None or self.own == self.reference:
-            return own
-        return f"{own}, global {100 * self.reference.calibration_error:.1f} %"
+        personal = f"error {100 * self.personal.calibration_error:.1f} %"
+        if self.reference is None or self.personal == self.reference:
+            return personal
+        return f"{personal}, global {100 * self.reference.calibration_error:.1f} %"
 
 
 def panels_of(setups: Sequence[Setup]) -> list[ReliabilityPanel]:
-    """Return a panel for each group and setup whose clients reported their bins."""
+    """Return a panel for each group and setup with reported bins."""
     by_label = first_with_data(
         (setup.label, _pool_bins(setup) or None) for setup in setups
     )
@@ -93,18 +93,18 @@ def _pool_bins(setup: Setup) -> list[ReliabilityPanel]:
     for run in setup.runs:
         for result in run.client_results():
             if result.personal.num_examples > 0:
-                own, reference = pooled["seen" if result.seen else "unseen"]
-                own.add(result.personal)
+                personal, reference = pooled["seen" if result.seen else "unseen"]
+                personal.add(result.personal)
                 reference.add(result.reference)
     return [
         ReliabilityPanel(
             setup.label,
             group,
-            Reliability.of(own),
+            Reliability.of(personal),
             Reliability.of(reference) if setup.has_reference else None,
         )
-        for group, (own, reference) in pooled.items()
-        if any(own.counts)
+        for group, (personal, reference) in pooled.items()
+        if any(personal.counts)
     ]
 
 
@@ -121,8 +121,8 @@ def draw_reliability(setups: Sequence[Setup], colors: Colors) -> Picture | None:
         draw_diagonal(axes)
         if panel.reference is not None:
             _draw_bins(axes, panel.reference, SOFT, "s")
-        if panel.own != panel.reference:
-            _draw_bins(axes, panel.own, colors[panel.label], "o")
+        if panel.personal != panel.reference:
+            _draw_bins(axes, panel.personal, colors[panel.label], "o")
         write_title(axes, panel.label, f"{panel.group}, {panel.errors}")
         axes.set_aspect("equal")
         whole_fractions(axes, both=True)

@@ -22,5 +22,5 @@ TERMS: Mapping[str, str] = {
 
 
 def term_of(key: str) -> str:
-    """Return what people call a setting: its dotted key where there is no word."""
+    """Return the field's term for a setting, by default its dotted key."""
     return TERMS.get(key, key)

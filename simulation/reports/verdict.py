@@ -133,7 +133,7 @@ def _caution(best: ModelRow) -> list[str]:
     if average.count == 2:
         return ["Two seeds are too few for an interval to compare by: run more."]
     if gain.mean is not None and not _is_clear(gain):
-        return [f"The {gain.count} seeds do not tell this difference from 0."]
+        return [f"The {gain.count} seeds cannot distinguish this difference from 0."]
     return []
 
 
@@ -159,15 +159,15 @@ def _runner_up(best: Setup, second: Setup, group: str) -> str:
         return f"{second.label} is as good."
     text = f"{second.label} is second, {_points(behind)} points behind"
     if behind.count > 1 and not _is_clear(behind):
-        text += f"; {behind.count} seeds do not tell the two apart"
+        text += f"; {behind.count} seeds cannot distinguish the two"
     return f"{text}."
 
 
 def lowest_of(setup: Setup) -> pd.DataFrame:
     """Return the clients of all seeds with the lowest accuracies, the lowest first.
 
-    Of equal ones, clients with more test examples come first: chance explains their
-    accuracy least.
+    Of clients with equal accuracy, those with more test examples come first: chance
+    explains their accuracy least.
     """
     clients = _clients_with_gain(setup)
     return clients.sort_values(

@@ -159,7 +159,10 @@ def test_reliability(setup: Setup, paths: list[Path]) -> None:
     assert [panel.group for panel in panels] == ["seen", "unseen"]
     for panel in panels:
         group = [one for one in lines if one["seen"] == (panel.group == "seen")]
-        for found, key in ((panel.own, "personal"), (panel.reference, "reference")):
+        for found, key in (
+            (panel.personal, "personal"),
+            (panel.reference, "reference"),
+        ):
             assert found is not None
             assert sum(found.counts) == sum(one[key]["num_examples"] for one in group)
             assert found.counts == plain_bins(group, key, "bin_counts")

@@ -106,7 +106,7 @@ def test_second_setup_is_compared_seed_by_seed() -> None:
     assert second == "FedAvg+ is second, 10.0 ± 0.0 points behind."
     # With other differences they cannot be told apart, nor without a common seed.
     unclear = [*runs[:3], run("fedavg_plus", 0.9, 0.5, "x", 0), *runs[4:]]
-    assert verdict(*unclear)[-1].endswith("3 seeds do not tell the two apart.")
+    assert verdict(*unclear)[-1].endswith("3 seeds cannot distinguish the two.")
     others = [run("fedavg_plus", 0.6, 0.5, "y", seed) for seed in (7, 8)]
     assert verdict(*runs[:3], *others)[-1].endswith("no seed is common to both.")
 
@@ -118,7 +118,7 @@ def test_few_seeds_are_marked() -> None:
     _, caution = verdict(*runs)
     assert caution.startswith("Two seeds are too few")
     three = [*runs, run("knn_per", 0.5, 0.6, "2", 2)]
-    assert "do not tell this difference from 0" in verdict(*three)[1]
+    assert "cannot distinguish this difference from 0" in verdict(*three)[1]
     assert estimate([0.1, 0.2]).percent() == "15.0 ± 63.5 %*"
     assert estimate([0.1, 0.2, None]).text().endswith("*")
     for values in ([0.1], [0.1, 0.2, 0.3]):
