@@ -44,7 +44,7 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError
 
 @dataclass(frozen=True)
 class History:
-    """What the next rounds need to know of the earlier ones.
+    """Memory of earlier rounds that the next rounds need.
 
     Attributes
     ----------
@@ -53,8 +53,8 @@ class History:
     lowest_loss
         The lowest median train loss of any round.
     trained_in
-        By client, the last round in which its update was used. None for methods whose
-        clients keep no state.
+        By client, the last round in which its update was used. None for methods
+        without client state.
     gains
         For each round from the first, the statistical utility of its clients; empty
         unless clients are selected by utility.
@@ -91,7 +91,7 @@ class History:
         loss
             Median train loss of the round, or None if it does not count.
         used
-            Clients whose updates were used.
+            Clients with a used update.
         """
         lowest_loss, good_round = self.lowest_loss, self.good_round
         if loss is not None:
@@ -189,7 +189,7 @@ def put_aside(folder: Path, server_round: int, files: Iterable[Path]) -> None:
 
 
 def to_keep(rounds: Sequence[int], most: int) -> list[int]:
-    """Choose at most ``most`` rounds whose checkpoints are kept, oldest first.
+    """Choose at most ``most`` rounds to keep checkpoints of, oldest first.
 
     These are the newest two, and for 2, 4, 8, ... the newest two multiples, so that
     each is about twice as far back as the next. The newest of the others fill up the
@@ -203,7 +203,7 @@ def to_keep(rounds: Sequence[int], most: int) -> list[int]:
 
 
 class CheckpointFolder:
-    """The newest checkpoints of a run, and older ones at growing distances."""
+    """The newest checkpoints of a run, and older checkpoints at growing distances."""
 
     def __init__(self, folder: Path, experiment: str, most: int = KEPT) -> None:
         self._folder = folder
@@ -285,7 +285,7 @@ class CheckpointFolder:
         """Return the rounds after which clients must keep their states, oldest first.
 
         The run can go back to these: rounds with a checkpoint, and rounds after which
-        later ones were put aside, since these may be restored.
+        checkpoints were put aside, since these may be restored.
         """
         return sorted({*self.rounds(), *asides(self._folder).values()}) or [0]
 

@@ -75,7 +75,7 @@ class ShownResults(Iterable[ClientResult]):
     Attributes
     ----------
     titles
-        Titles of clients whose title differs from their name.
+        Titles of clients, where they differ from the names.
     """
 
     reported: Reported

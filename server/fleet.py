@@ -27,7 +27,7 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients whose updates make up a step of the server.
+    """The clients that contribute updates to a step of the server.
 
     Attributes
     ----------
@@ -36,9 +36,10 @@ class Cohort:
     ended_s
         Virtual seconds from the run's beginning to the step; None without a clock.
     num_late
-        Clients whose updates came too late to count.
+        Clients with an update that came too late to count.
     num_asked
-        Clients of which a fraction may fail; None for the clients of the step.
+        Clients that the allowed fraction of failures refers to; None for the clients
+        of the step.
     replies
         Replies of real clients; None where requests are still to be sent.
     """
@@ -104,7 +105,7 @@ class Fleet(ABC):
 
 
 class VirtualFleet(Fleet):
-    """Virtual clients, whose training times are known in advance."""
+    """Virtual clients, with training times that are known in advance."""
 
     def __init__(self, devices: "Devices") -> None:
         self.sizes, self.key = devices.sizes, devices.key
@@ -286,7 +287,7 @@ class Devices:
 
 
 class LiveFleet(Fleet):
-    """Real clients, whose training times are not known."""
+    """Real clients, with unknown training times."""
 
     def __init__(
         self,

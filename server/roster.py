@@ -59,7 +59,7 @@ class Roster:
         return [member.name for member in self.members]
 
     def titles(self) -> dict[str, str]:
-        """Return the titles of clients whose title differs from their name."""
+        """Return the titles of clients, where they differ from the names."""
         return {member.name: member.title for member in self.members if member.title}
 
     def trainable(self) -> dict[str, int]:
@@ -67,7 +67,7 @@ class Roster:
         return {member.name: member.num_train for member in self._training()}
 
     def claimed(self) -> frozenset[str]:
-        """Return the `trainable` clients whose number is their own claim."""
+        """Return the `trainable` clients that claim their number themselves."""
         return frozenset(member.name for member in self._training() if member.is_claim)
 
     def num_validation(self) -> dict[str, int]:

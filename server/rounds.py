@@ -62,7 +62,7 @@ from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import Validation
 from knnper.transport.messages import Purpose
 
-# Failed clients whose reasons stand in a round's record.
+# Failed clients with a reason in a round's record.
 MOST_NAMED = 100
 # The same, in the error that ends a run.
 MOST_QUOTED = 5
@@ -103,7 +103,7 @@ class RoundLoop:
     on_round
         Called with the record of each round.
     on_return
-        Called with the round to which the training goes back after an explosion.
+        Called after an explosion, with the round that the training returns to.
     """
 
     def __init__(
@@ -215,8 +215,8 @@ class RoundLoop:
                 present = Checkpoint(server_round, state, "", history)
                 record.update(self.validate(present))
             record["seconds"] = time.monotonic() - began
-            # Before the checkpoint: a resumed run drops superfluous records, and could
-            # not make up for missing ones.
+            # Before the checkpoint: a resumed run can drop superfluous records, but not
+            # restore missing records.
             self.on_round(record)
             num_exploding = num_exploding + 1 if outcome.explosion else 0
             if num_exploding and self.run.exploding_rounds:
@@ -424,7 +424,7 @@ class RoundLoop:
         except RunError as error:
             if not tally.failures:
                 raise
-            # A method that compares clients cannot do without the failed ones.
+            # A method that compares clients cannot do without those that failed.
             raise self._failed(server_round, tally, 0) from error
 
     def _failed(self, server_round: int, tally: Tally, num_spare: float) -> RunError:

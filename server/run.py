@@ -88,8 +88,12 @@ class Conductor:
                 self.observer.round_finished(record)
 
             return RoundLoop(
-                *(self.assembly, self.federation, roster, checkpoints),
-                *(on_round, self.folder.drop_rounds_after),
+                self.assembly,
+                self.federation,
+                roster,
+                checkpoints,
+                on_round,
+                self.folder.drop_rounds_after,
             ).train(start)
 
     @explained()

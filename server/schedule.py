@@ -9,7 +9,7 @@ it is the same for any number of workers, and after a resume.
 
 A step is one of these:
 
-- synchronous: clients are sampled from the available ones, and all are waited for;
+- synchronous: available clients are sampled, and all are waited for;
 - the same with more clients than needed (`over_selection`) or a `deadline_s`: the first
   replies count, and the others are dropped (Bonawitz et al. 2019, section 2.2);
 - buffered: a fixed number of clients train at any time, and whenever `buffer_size` of
@@ -61,7 +61,7 @@ class Schedule(ABC):
         """Note the gains of each step so far, see `ClientSelection.learn`."""
 
     def needed_after(self, step: int) -> frozenset[int]:  # noqa: ARG002
-        """Return the steps whose models clients still train with after this step."""
+        """Return the steps with models that clients still train after this step."""
         return frozenset()
 
     def busy(self) -> Collection[str]:
@@ -136,7 +136,7 @@ class TimedSchedule(Schedule):
 
     @abstractmethod
     def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
-        """Yield for each step its cohort, and the steps whose models are still used."""
+        """Yield for each step its cohort, and the steps with models still in use."""
 
 
 class SynchronousSchedule(TimedSchedule):
@@ -223,7 +223,7 @@ class BufferedSchedule(TimedSchedule):
                     under_way[client] = step - 1
                     fleet.begin(client, step - 1)
                 if num_failed and not under_way:
-                    break  # no other client could replace the failed ones
+                    break  # no other client could replace those that failed
                 answered = fleet.next_answer(awaited=idle)
                 if answered is not None:
                     arrived[answered] = under_way.pop(answered)
@@ -250,8 +250,8 @@ def participation_of(
     """Return each client's number of rounds and mean staleness."""
     staleness: dict[str, list[int]] = {}
     for record in rounds:
-        for client, found in record.get("participants", {}).items():
-            staleness.setdefault(client, []).append(found)
+        for client, of_client in record.get("participants", {}).items():
+            staleness.setdefault(client, []).append(of_client)
     return {
         client: {"num_rounds": len(staleness), "staleness": statistics.fmean(staleness)}
         for client, staleness in staleness.items()

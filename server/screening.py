@@ -65,9 +65,9 @@ from knnper.transport.messages import Files, Packed, pack, unpack
 
 # Also in the reasons that clients give, see `strategies.core.records`.
 DIVERGED = "training diverged"
-# Rounds before the present one whose updates a new one is compared with.
+# Earlier rounds that an update is compared with.
 ROUNDS_COMPARED = 5
-# Updates that wait in memory; further ones wait on disk.
+# Updates that wait in memory; further updates wait on disk.
 MOST_WAITING_BYTES = 128 * 1024**2
 
 # Below the length from which BLAS shares the sum out between threads, whose number
@@ -104,7 +104,7 @@ def cap_claims(
     counts
         Training examples of each client of a round.
     claimed
-        Clients whose number is their own claim.
+        Clients that claim their number themselves.
     most
         The largest part of the total that a claim may be.
     most_times
@@ -200,7 +200,7 @@ class MeasuredUpdate:
 
 @dataclass(frozen=True)
 class SentPayload:
-    """What a client was sent, with the norm of each of its tensors, by path."""
+    """A payload as it was sent, with the norm of each tensor, by path."""
 
     payload: Any
     tensors: Mapping[str, Tensor]
@@ -350,7 +350,7 @@ def _shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
 
 
 def size_of(record: object) -> int:
-    """Return the size of a record's tensors, as they are sent, in bytes."""
+    """Return the size of a record's tensors in bytes."""
     return sum(tensor.nbytes for tensor in tensors_of(record).values())
 
 
@@ -469,7 +469,7 @@ class Screening:
     Attributes
     ----------
     clipped
-        For each client whose update was shortened, its length over the limit.
+        For each client with a shortened update, its length over the limit.
     """
 
     def __init__(
@@ -485,7 +485,7 @@ class Screening:
         self._most, self._clipping = most, clipping
         self._leeway = leeway
         self._past, self._rate = past, rate
-        # Sorted norms by field: of this round, and the medians of the last ones.
+        # Sorted norms by field: of this round, and the medians of the last rounds.
         self._known = {
             name: sorted(rate * median for median in norms.medians)
             for name, norms in past.items()

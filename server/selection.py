@@ -1,4 +1,4 @@
-"""Select the clients of a round from the available ones.
+"""Select the clients of a round.
 
 By utility as in Oort (Lai et al., "Oort: Efficient Federated Learning via Guided
 Participant Selection", OSDI 2021, Algorithm 1): part of a round are clients with a high
@@ -120,7 +120,7 @@ class ByUtility(ClientSelection):
 
         (min(U, U_95) / U_95 + sqrt(b ln R / L)) (T / t)^α, the factor where t > T, with
         U of `gain`, its 95 % quantile U_95, the round L in which it took part last, its
-        seconds t and the preferred ones T.
+        seconds t and the preferred seconds T.
         """
         known = {
             client: self._latest[client] for client in clients if client in self._latest

@@ -69,7 +69,7 @@ class Directory:
     _remind_at: dict[int, float] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Update the connected nodes, and ask new ones to introduce themselves."""
+        """Update the connected nodes, and ask new nodes to introduce themselves."""
         self._connected = set(self.grid.get_node_ids())
         for node, answer in self._answers():
             problem = self._admit(node, answer)

@@ -53,7 +53,7 @@ class Tally:
         self.failures[self.titles.get(client, client)] = printable(reason)
 
     def gains(self) -> dict[str, float]:
-        """Return the statistical utility of each client whose update was used."""
+        """Return the statistical utility of each client with a used update."""
         used = zip(self.used, self.losses, strict=True)
         return {name: gain(self.num_train[name], loss) for name, (_, loss) in used}
 

@@ -6,14 +6,13 @@ row for each. These fields of a device are read, and others ignored:
 ==================================== ===================================================
 ``seconds_per_example``              of training
 ``examples_per_s``                   the inverse
-``computation``                      milliseconds that inference takes for an example,
-                                     of which training takes three times as much
+``computation``                      milliseconds of inference for an example; training
+                                     takes three times as long
 ``bytes_down_per_s``                 of its link
 ``bytes_up_per_s``
 ``download_kbps``, ``upload_kbps``   the same in kilobits, thousands of bits
 ``communication``                    the same for both ways
-``tcp_speed_results``                the same as a list of measurements, of which the
-                                     mean counts
+``tcp_speed_results``                the same as a list of measurements, averaged
 ``active``, ``inactive``             begin and end of its times, seconds in two lists
 ``finish_time``                      seconds after which these times repeat
 ==================================== ===================================================
@@ -179,14 +178,14 @@ def _devices(path: str | None, name: str) -> list[Device]:
     if not devices:
         raise DataError(f"{path}: found no device, expected at least one")
     rows_by_device = {
-        _said(device): place for device, place in zip(devices, rows, strict=True)
+        _fields_of(device): place for device, place in zip(devices, rows, strict=True)
     }
     if len(rows_by_device) > 1:
-        (some, one), (others, other), *_ = rows_by_device.items()
+        (fields, row), (other_fields, other_row), *_ = rows_by_device.items()
         raise DataError(
-            f"{path}: device {one} has {', '.join(some) or 'nothing'}, device {other} "
-            f"has {', '.join(others) or 'nothing'}, expected the same of all; leave "
-            "devices out that have less, or the columns"
+            f"{path}: device {row} has {', '.join(fields) or 'nothing'}, device "
+            f"{other_row} has {', '.join(other_fields) or 'nothing'}, expected the "
+            "same of all; leave devices out that have less, or the columns"
         )
     (known,) = rows_by_device
     if not known:
@@ -198,7 +197,7 @@ def _devices(path: str | None, name: str) -> list[Device]:
     return devices
 
 
-def _said(device: Device) -> tuple[str, ...]:
+def _fields_of(device: Device) -> tuple[str, ...]:
     return tuple(name for name, value in vars(device).items() if value is not None)
 
 

@@ -27,7 +27,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class AuthorizedFolder:
-    """The folder, whose changes take effect while the server runs."""
+    """The folder; changes in it take effect while the server runs."""
 
     path: Path
 

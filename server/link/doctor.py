@@ -40,7 +40,7 @@ from knnper.transport.diagnosis import (
 )
 from knnper.transport.sockets import listen
 
-_LOG = "the server's log says why; a key that was removed cannot come back"
+_LOG = "the server's log has the reason; a removed key cannot be registered again"
 _CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
 _HEALTH = "/health"
 _OK = 200
@@ -163,7 +163,7 @@ def _taken(address: Address, setting: str) -> Finding:
 
 
 def server_checks(settings: ServerSettings) -> list[Check]:
-    """Return the checks of a server; each presupposes the ones before it."""
+    """Return the checks of a server; each presupposes the previous checks."""
     listen, control = settings.listen_address, settings.control_address
     tls, runs = settings.tls, is_running(settings.state)
     checks = [

@@ -278,7 +278,7 @@ class Presence:
             logger.info("client %s is back; it was silent for %s", name, away)
 
     def standing(self, path: str, key: str, status: int) -> Standing | None:
-        """Return the standing of a client whose doctor asked for it; None otherwise."""
+        """Return a client's standing if its doctor asked for it; None otherwise."""
         if path != flower.ACTIVATE or status != HTTPStatus.BAD_REQUEST:
             return None
         heard = self.heard.get(key)
@@ -313,7 +313,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def disconnected(self) -> None:
-        """Wait until the client, whose request was read, has disconnected."""
+        """Wait until the client has disconnected; its request was read before."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
@@ -359,7 +359,7 @@ class Heartbeats:
         self._passed_on[node_id] = time.monotonic(), pause_s
 
     def forget(self, node_id: int) -> None:
-        """Forget a node that has left, or whose heartbeat Flower refused."""
+        """Forget a node that has left, or that Flower refused."""
         self._passed_on.pop(node_id, None)
 
     def pause_s(self, node_id: int) -> float:
@@ -482,7 +482,7 @@ class Gateway:
         return await self._pass_on(exchange, caller, node_id, request)
 
     def _require_node(self, caller: AuthenticatedClient) -> None:
-        """Ask a client to retry whose node is not known yet, as in insecure mode."""
+        """Ask a client to retry if its node is not known yet, as in insecure mode."""
         if caller.node_id is None:
             self.look()
             raise GatewayRefusal(
@@ -568,7 +568,7 @@ class Gateway:
     async def _send_heartbeat(
         self, exchange: Exchange, request: PullMessagesRequest
     ) -> None:
-        """Send a heartbeat for a node whose request may be held for long."""
+        """Send a heartbeat for a node, since its request may be held for long."""
         node_id = request.node.node_id
         pause_s = self.heartbeats.pause_s(node_id)
         if not self.heartbeats.is_due(node_id, pause_s):

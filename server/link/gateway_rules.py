@@ -129,7 +129,7 @@ class Rules:
             raise GatewayRefusal(411, "expected a header content-length")
 
     def caller(self, path: str, headers: Mapping[str, str]) -> AuthenticatedClient:
-        """Return the client whose valid key signed the headers recently."""
+        """Return the client that signed the headers, recently and with a valid key."""
         shown = _key_in(headers)
         if shown is None:
             without = "found no public key of Flower's kind"

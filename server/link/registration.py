@@ -78,7 +78,7 @@ class ControlPort:
         self._client.close()
 
     def nodes(self) -> list[RegisteredNode]:
-        """List all nodes, including unregistered ones."""
+        """List all registered and unregistered nodes."""
         answer = self._call("list the nodes", "list-nodes", ListNodesRequest())
         nodes = ListNodesResponse.FromString(answer).nodes_info
         keys = [flower.read_public_key(node.public_key) for node in nodes]
@@ -149,7 +149,7 @@ def reconcile(
     *,
     by_key: bool = True,
 ) -> dict[str, Registered]:
-    """Register new clients of ``folder``, unregister removed ones, write the roster."""
+    """Register new clients of ``folder``, unregister others, write the roster."""
     if not folder.path.is_dir():
         outcome = "registrations stay as they are"
         raise RunError(f"there is no folder {folder.path}; {outcome}")

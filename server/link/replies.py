@@ -8,7 +8,7 @@ complete and valid replies with the signature of the client. Nothing of a refuse
 reaches Flower; the run gets an error as the reply instead, and does not wait.
 
 Sent messages are noted from Flower's answers and kept in memory only. A restart ends
-the SuperLink and, with it, every run whose messages these are.
+the SuperLink and, with it, the runs of these messages.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class _Upload:
     def write(self, name: str, content: bytes, start: int) -> None:
         """Store an object; refuse one that differs from its announcement."""
         if hashlib.sha256(content).hexdigest() != name:
-            raise _false("an object is not what its name says")
+            raise _false("an object does not match its id")
         _check(content, self.children[name], self.request.messages_list[0].metadata)
         os.pwrite(self.file.fileno(), content, start)
         self.places[name] = start, len(content)
@@ -168,7 +168,7 @@ class Replies:
         return None
 
     def require_run(self, node_id: int, run_id: int) -> None:
-        """Refuse a request about a run of which the node was sent no message."""
+        """Refuse a request about a run that sent the node no message."""
         sent = list(self._of(node_id, run_id))
         if not sent:
             raise GatewayRefusal(400, "no message of this run was sent to this client")
@@ -373,9 +373,9 @@ class Replies:
             raise unreachable(error) from error
         if answer.is_success:
             return answer.content
-        told = flower.FlowerError.of(answer.text)
+        refused = flower.FlowerError.of(answer.text)
         status = answer.status_code if answer.status_code < 500 else 503
-        raise GatewayRefusal(status, told.detail, told.extra, told.code)
+        raise GatewayRefusal(status, refused.detail, refused.extra, refused.code)
 
     async def _send_error_reply(
         self, sent: _SentMessage, upload: _Upload, refusal: GatewayRefusal
@@ -428,7 +428,7 @@ class Replies:
             and upload.passing_on is None
             and time.monotonic() > upload.heard + _STALLED_S
         ):
-            why = GatewayRefusal(408, "a reply of which nothing more comes")
+            why = GatewayRefusal(408, "a reply that does not continue")
             self._warn(upload.caller.name, why.why, f"refused {why}")
             await self._send_error_reply(sent, upload, why)
 

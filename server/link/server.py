@@ -1,6 +1,6 @@
 """Runs the server: SuperLink, gateway and registration, from start to end.
 
-A server whose SuperLink ends has lost the run in progress; it ends too, with an error.
+When the SuperLink ends, the run in progress is lost, and the server ends with an error.
 Starting it again is left to what starts services on the machine: a container's restart
 policy, or systemd.
 """
@@ -138,8 +138,8 @@ async def _fail_with(superlink: SuperLink) -> None:
     status = await superlink.wait()
     raise RunError(
         f"Flower's SuperLink ended with status {status}; a run in progress has failed. "
-        f"{superlink.log_file} says why. Start the server again, and submit the run "
-        "again with --resume"
+        f"{superlink.log_file} has the reason. Start the server again, and submit the "
+        "run again with --resume"
     )
 
 

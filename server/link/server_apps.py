@@ -43,7 +43,7 @@ class ServerApps:
         # Reads from a pipe for which nodes a ServerApp has sent messages.
         self._follow = follow
         self._running: set[asyncio.Task[None]] = set()
-        # Runs whose process has ended and whose messages Flower may still have.
+        # Runs without a process; Flower may still have messages of them.
         self._ended: set[int] = set()
 
     async def keep_starting(self) -> None:
@@ -64,7 +64,7 @@ class ServerApps:
     async def keep_deleting(self, replies: Replies) -> None:
         """Have the messages and objects of finished runs deleted until cancelled.
 
-        Flower deletes them when somebody lists the run, and not before. The runs of an
+        Flower deletes them only when the run is listed. The runs of an
         earlier start are listed first.
         """
         address = parse_address(self._superlink.address)

@@ -223,7 +223,7 @@ def rotate_key(folder: FederationFolder, name: str) -> Path:
 def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str]:
     """Make a new certificate and key; the old files get the suffix ``.old``.
 
-    Returns the names in the certificate: the present ones and ``hosts``.
+    Returns the names in the certificate: the present names and ``hosts``.
     """
     authority = read_identity(folder.authority / "ca.crt", folder.authority / "ca.key")
     certificate, key = _server_files(folder)

@@ -126,7 +126,7 @@ class Listener(Server):
         self.config.ssl.load_cert_chain(*pair)
 
     async def _cut_idle(self) -> None:
-        """Abort closing connections without data whose peers do not close them."""
+        """Abort idle connections that are closing and that the peer does not close."""
         while True:
             await asyncio.sleep(_GOODBYE_SECONDS)
             for connection in list(self.server_state.connections):

@@ -198,7 +198,7 @@ class SuperLink:
         """End the process."""
         if self._process is not None:
             await end_process(self._process)
-        # What the processes wrote at the end belongs in the log, too.
+        # The last output of the processes belongs in the log, too.
         await asyncio.gather(*self._copying)
         if self._log is not None:
             self._log.close()

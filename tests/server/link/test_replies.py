@@ -356,11 +356,11 @@ def test_objects_are_those_of_this_clients_reply(scene: Scene) -> None:
             with pytest.raises(GatewayRefusal):
                 await scene.push(*wrong, content)
         assert scene.flower.messages == []
-        with pytest.raises(GatewayRefusal, match="not what its name says"):
+        with pytest.raises(GatewayRefusal, match="does not match its id"):
             await scene.push(session, name, content + b"more")
 
     done(work())
-    assert "not what its name says" in scene.excuse
+    assert "does not match its id" in scene.excuse
 
 
 def test_a_reply_is_as_large_as_what_it_answers_allows(
@@ -410,7 +410,7 @@ def test_a_reply_of_which_nothing_more_comes(
         tidying.cancel()
 
     done(work())
-    assert "nothing more comes" in scene.excuse
+    assert "does not continue" in scene.excuse
 
 
 def test_nothing_is_kept_of_what_is_over(
