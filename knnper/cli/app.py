@@ -57,7 +57,6 @@ for _group in (federation, site, store):
 
 def main() -> None:
     """Run the command on the command line."""
-    # Importing torch creates so many objects that garbage collection took a quarter of
-    # a second of every command.
+    # While torch is imported, garbage collection took a quarter second of a command.
     gc.set_threshold(10_000)
     app()

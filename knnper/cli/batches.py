@@ -32,7 +32,7 @@ Trained = Annotated[
     typer.Option(
         "--trained",
         metavar="RUN",
-        help="A finished run whose training is reused; may be repeated.",
+        help="A finished run with a training to reuse; may be repeated.",
         show_default=False,
     ),
 ]

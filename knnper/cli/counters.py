@@ -117,7 +117,7 @@ class Counter:
 
 @contextlib.contextmanager
 def counter(noun: str, *, is_kept: bool = False) -> Iterator[Counter]:
-    """Yield a counter; ``is_kept`` says after Ctrl-C that counted items are kept."""
+    """Yield a counter. If ``is_kept``, a message after Ctrl-C offers to continue."""
     with bars(TimeRemainingColumn()) as progress:
         counting = Counter(noun, progress)
         try:

@@ -81,7 +81,7 @@ def typed_command() -> list[str]:
 
 @contextlib.contextmanager
 def interruptible(folder: Path) -> Iterator[None]:
-    """On Ctrl-C inside the block, say how to continue and exit with code 130."""
+    """On Ctrl-C inside the block, show how to continue and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt as error:

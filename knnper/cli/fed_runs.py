@@ -195,7 +195,7 @@ def require_runnable(
 
 
 def _absence(away: Sequence[str], *, waits_for_all: bool) -> str:
-    """Name the offline clients, and say when the run begins without them."""
+    """Name the offline clients, and when the run starts without them."""
     named = f"; offline: {listed(away)}"
     if not waits_for_all:
         return named
@@ -238,7 +238,7 @@ def status(
 
 @contextlib.contextmanager
 def _saying_where_to_look(settings: "ServerSettings") -> Iterator[None]:
-    """On Ctrl-C, say how to look for a run that the server may have accepted."""
+    """On Ctrl-C, show how to find a run that the server may have accepted."""
     from knnper.server.link.superlink import CONNECTION
 
     try:

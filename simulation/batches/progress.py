@@ -104,7 +104,7 @@ class Tracker:
     ) -> list[Family]:
         """Begin a stage; return the families with missing runs.
 
-        ``later``: The families of later stages, as far as they are known.
+        ``later``: The families of later stages that are known already.
         """
         self._num_before += self.num_steps
         self._states = list(map(_initial_state, families))
