@@ -3,6 +3,8 @@
 Each test runs on the pages that have something for it to check.
 """
 
+import ast
+import importlib
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -52,6 +54,7 @@ FILES_OF_THE_READER = {
     "knnper/data/json_lines.py",
     "tests/knnper_data/test_json_lines.py",
 }
+MODULES_OF_THE_READER = {"knnper.strategies.tempered_mean", "knnper.data.json_lines"}
 # Their experiments and modules use code that the reader has just written.
 GUIDES_WITH_CODE_OF_THE_READER = ("docs/adding_a_",)
 # Completes the excerpts of experiments.
@@ -98,6 +101,19 @@ def find_named_modules(page: str) -> set[str]:
     if page == "CHANGELOG.md" or page.startswith(GUIDES_WITH_CODE_OF_THE_READER):
         return set()
     return set(re.findall(r"\bknnper(?:\.\w+)+", read_page(page)))
+
+
+def find_imports(page: str) -> set[tuple[str, str]]:
+    """Return modules and names that the Python listings of a page import of knnper."""
+    trees = [ast.parse(listing) for listing in read_listings(page, "python")]
+    return {
+        (node.module, alias.name)
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        if node.module.startswith("knnper") and node.module not in MODULES_OF_THE_READER
+        for alias in node.names
+    }
 
 
 def command_group() -> click.Group:
@@ -193,6 +209,12 @@ def test_modules_named_on_pages_exist(page: str) -> None:
         # A name with capitals is an attribute; so may be the last part.
         module = re.sub(r"\.[A-Z].*", "", name)
         assert pkgutil.resolve_name(module) is not None
+
+
+@pytest.mark.parametrize("page", pages_with(find_imports))
+def test_imports_in_listings_exist(page: str) -> None:
+    for module, name in find_imports(page):
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
 
 
 def test_every_page_is_in_the_menu(monkeypatch: pytest.MonkeyPatch) -> None:
