@@ -1,7 +1,9 @@
-"""`LocalMemory`: a client's memory as a classifier in scikit-learn's manner."""
+"""`LocalMemory`: a client's memory as a scikit-learn classifier.
 
-import copy
-import hashlib
+It uses the store, the choice of λ, k and σ and the predictor of kNN-Per. This file adds
+scikit-learn's interface, the embedding of inputs by a user's model, and files.
+"""
+
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,7 +24,6 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
 
 from knnper.datastore.class_prior import ClassPriorSettings, require_class_shares
@@ -42,6 +43,7 @@ from knnper.datastore.memory_inputs import (
     require_stored_order,
     with_column_names,
 )
+from knnper.datastore.memory_model import copy_model, fingerprint_model
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import (
     KernelName,
@@ -75,11 +77,11 @@ from knnper.trial import require_constant_buffers
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
 """n inputs, or a data set or loader of inputs and labels, as pairs or as mappings."""
 MOST_LEFT_OUT = 2000
-"""Examples that λ is chosen on by leave-one-out; each is compared with all others."""
-NO_MODEL = "none"
-"""Fingerprint of a memory whose inputs are the representation."""
+"""The most examples scored by leave-one-out; each is compared with all others."""
 STORE, DESCRIPTION = "store", "memory.json"  # in the folder of a memory
-_OURS = "LocalMemory"  # what errors are in
+_SETTINGS = [setting.name for setting in fields(KnnSettings)]
+_RARE_DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.bfloat16)
+"""Types of tensors that few operations support, or that NumPy lacks."""
 _NO_HEAD = (
     "; or give its outputs to a memory without a model, or write an EmbeddingModel"
 )
@@ -87,15 +89,15 @@ _NO_HEAD = (
 
 @dataclass(frozen=True, eq=False)
 class NeighborTable:
-    """The k' nearest remembered examples of n inputs, nearest first.
+    """The k' nearest stored examples of n inputs, nearest first.
 
     Attributes
     ----------
     indices
-        int64, shape (n, k'): 0 for the first example that the memory was ever given, in
-        the order of ``fit`` (``X``, then ``X_val``) and of each ``partial_fit``.
+        int64, shape (n, k'). Examples are numbered from 0 as they are added, by ``fit``
+        (``X``, then ``X_val``) and each ``partial_fit``.
     names
-        Their names, object array of shape (n, k'); None for one that was given none.
+        Their names, object array of shape (n, k'); None for an unnamed example.
     labels
         Shape (n, k'), as in ``classes_``.
     distances
@@ -113,7 +115,7 @@ class NeighborTable:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a folder says of a memory, beside its store."""
+    """The description of a memory in its folder, beside the store."""
 
     settings: KnnSettings
     choice: KnnParameters
@@ -121,81 +123,81 @@ class _Saved:
     dtype: str  # of ``classes_``
     batch_size: int
     num_features: int | None  # of an input; None with a model
-    feature_names: tuple[str, ...] | None = None  # None where `fit` was given none
+    feature_names: tuple[str, ...] | None = None  # None if `fit` got no names
     origin: tuple[float, ...] | None = None  # see `LocalMemory._as_rows`
     format: int = 1
 
 
 class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier that mixes a model with the vote of the nearest examples it keeps.
+    """A classifier that mixes a model with the vote of the nearest stored examples.
 
     It predicts λ p_kNN + (1 - λ) p_model (Marfoq et al. 2022, Eq. 7), with λ chosen for
-    the data that it is given. It follows scikit-learn: `fit`, `predict`,
-    `predict_proba`, `score`, `get_params`, `clone`, pipelines and grid searches.
+    its data. It follows scikit-learn: `fit`, `predict`, `predict_proba`, `score`,
+    `get_params`, `clone`, pipelines and grid searches.
 
     Inputs are arrays, tables, tensors, a data set (of torch or Hugging Face) or a
-    ``DataLoader``. The last two give the labels, too: leave ``y`` out. Their batches
-    are pairs of inputs and labels, or mappings such as ``{"img": ..., "label": ...}``.
-    What belongs to inputs by position, such as names, needs a loader that does not
-    shuffle, and so does `predict`. Columns of tables must have the names, and the
-    order, that they had in `fit`.
+    ``DataLoader``. The last two contain the labels, so omit ``y``. Their batches are
+    pairs of inputs and labels, or mappings such as ``{"img": ..., "label": ...}``.
+    Arguments that are matched to inputs by position, such as names, need a loader that
+    does not shuffle, and so does `predict`. Columns of tables must have the same names
+    and order as in `fit`.
 
     Without a model, columns that float32 cannot resolve, such as times since 1970, are
-    stored relative to one of their values, which changes no distance.
+    stored relative to one of their values, which leaves distances unchanged.
 
     Parameters
     ----------
     model
         A classifier from inputs to logits (n, c): any ``torch.nn.Module`` that ends
-        with a linear layer, whose input is the representation, or an
-        `EmbeddingModel`, which says what is what. `fit` copies it: what is trained
-        afterwards does not change the memory. None takes the inputs for the
-        representation and the neighbours alone for the prediction (λ = 1).
+        with a linear layer, or an `EmbeddingModel`. The input of the last layer is the
+        representation. `fit` copies the model, so that later training does not change
+        the memory. None uses the inputs as representation and the neighbours alone for
+        prediction (λ = 1).
     classes
-        The labels in the order of the model's outputs; None is 0 to c - 1 with a model,
-        and the labels that are found without one.
+        The labels in the order of the model's outputs. None is 0 to c - 1 with a model,
+        and the labels in the data without one.
     num_neighbors, kernel, kernel_scale, knn_weights
         k, the kernel, σ, and the λ to choose from; see `KnnSettings`.
     tuning, class_prior, store
         `TuningSettings`, `ClassPriorSettings` and `StoreSettings`, or mappings of
         their fields, as in ``store={"capacity": 5000, "policy": "reservoir"}``. Unlike
-        theirs, the default of ``tuning.evidence`` is ``auto``: leave-one-out where
-        there are fewer than 50 validation examples.
+        in `TuningSettings`, the default of ``tuning.evidence`` is ``auto``:
+        leave-one-out with fewer than 50 validation examples.
     batch_size
-        Inputs that the model embeds together.
+        Number of inputs that the model embeds at once.
 
     Attributes
     ----------
     classes_
         The labels, shape (c,); columns of `predict_proba`.
     knn_weight_, num_neighbors_, kernel_scale_
-        λ, k and σ as chosen.
+        The chosen λ, k and σ.
     store_
-        The `Store` of what is remembered.
+        The `Store` with the examples.
     n_features_in_
-        Numbers in an input; without a model only.
+        Length of an input; without a model only.
     feature_names_in_
-        NameCache of the columns, where `fit` was given a table.
+        Names of the columns, if `fit` got a table.
 
     Raises
     ------
     ConfigError
-        From `fit`, if parameters are wrong: all that is, together.
+        From `fit`, if parameters are wrong; it lists all problems.
     OwnCodeError
         If the model does not end with a linear layer.
     ValueError
-        If data does not fit: shapes, labels that are not known, NaN.
+        If data does not fit: wrong shapes, unknown labels, NaN.
     DataError
-        If the model's representation is not finite, or a name is taken.
+        If the model's representation is not finite, or a name is already used.
     """
 
     classes_: NDArray[Any]
     store_: Store
-    model_: nn.Module | None  # the copy; an `EmbeddingModel` once it has run
-    _origin: NDArray[np.float64] | None = None  # (p,), see above; None is 0
-    _fitted: KnnSettings  # the parameters as they were
+    model_: nn.Module | None  # the copy; an `EmbeddingModel` after its first pass
+    _origin: NDArray[np.float64] | None = None  # shape (p,), see `_as_rows`; None is 0
+    _fitted: KnnSettings  # the parameters at the last `fit` or `tune`
     _choice: KnnParameters
-    _folder: Path | None  # that `load` opened
+    _folder: Path | None  # opened by `load`
 
     def __init__(
         self,
@@ -227,24 +229,24 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names: Sequence[str | None] | None = None,
         names_val: Sequence[str | None] | None = None,
     ) -> Self:
-        """Remember examples, and choose λ, k and σ; what was known before is left out.
+        """Store examples in an empty memory, and choose λ, k and σ.
 
-        With 50 validation examples or more (``tuning.min_validation``) they are scored,
-        with only the others in the memory, which then holds both. With fewer, or none,
-        leave-one-out scores every example, validation examples too, with all others in
-        the memory. A model that was trained on ``X`` knows those too well for that:
-        give enough validation examples, or ``tuning={"evidence": "validation"}``.
+        At least 50 validation examples (``tuning.min_validation``) are scored with only
+        the other examples in the memory, and then stored as well. With fewer, or none,
+        leave-one-out scores every example of both with all others in the memory. For a
+        model that was trained on ``X``, leave-one-out overestimates the model: pass
+        enough validation examples, or ``tuning={"evidence": "validation"}``.
 
         Parameters
         ----------
         X, X_val
-            As the model takes them, or (n, p) without a model.
+            Inputs of the model, or (n, p) without a model.
         y, y_val
             Labels, shape (n,); of any type without a model.
         names, names_val
-            Your names of the examples, unlike each other, to find and forget them by.
+            Your own unique names of the examples, to find and forget them.
         """
-        return self._filled((X, y, names), (X_val, y_val, names_val), None)
+        return self._fit(X, y, names, X_val, y_val, names_val)
 
     def partial_fit(
         self,
@@ -254,20 +256,20 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         names: Sequence[str | None] | None = None,
     ) -> Self:
-        """Remember more examples; the first call is as `fit`.
+        """Store more examples; the first call is a `fit`.
 
-        λ stays as it is until `tune`, which a memory that began small is to be given
-        when it has grown. The store's policy says what leaves a memory that
-        is full. ``classes`` are all that will ever come, if the first call has not all.
+        λ does not change until `tune`; call it when a small memory has grown. The
+        store's policy decides which examples leave a full memory. ``classes`` lists all
+        possible labels, if the first call does not contain all.
         """
         if not hasattr(self, "store_"):
-            return self._filled((X, y, names), (None, None, None), classes)
-        embeddings, labels = self._represented(X, y, names, is_first=False)
+            return self._fit(X, y, names, classes=classes)
+        embeddings, labels = self._represent(X, y, names, is_first=False)
         self.store_.add(self._examples(embeddings, labels, names))
         return self
 
     def tune(self) -> Self:
-        """Choose λ, k and σ anew, each example held against all others."""
+        """Choose λ, k and σ again, by leave-one-out on the stored examples."""
         check_is_fitted(self)
         settings, store = self._settings(), self.store_
         evidence = no_evidence(len(self.classes_))
@@ -301,8 +303,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> float:
         """Return the accuracy on inputs and their labels.
 
-        A data set or loader gives the labels, too: leave ``y`` out. It may shuffle,
-        but not with ``y`` or ``sample_weight``.
+        A data set or loader contains the labels, so omit ``y``. A loader may shuffle,
+        except with ``y`` or ``sample_weight``.
         """
         check_is_fitted(self)
         require_stored_order(X, y=y, sample_weight=sample_weight)
@@ -319,7 +321,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return score
 
     def neighbors(self, X: Inputs) -> NeighborTable:
-        """Return the remembered examples that each prediction rests on."""
+        """Return the stored examples that vote on each prediction."""
         check_is_fitted(self)
         vote = self.explain(X).vote
         neighbors = vote.neighbors
@@ -334,7 +336,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def explain(self, X: Inputs) -> Prediction:
-        """Return p_model, p_kNN, λ and their mixture, beside the neighbours."""
+        """Return p_model, p_kNN, λ, their mixture and the neighbours."""
         check_is_fitted(self)
         return self._predictor(NameCache(self.store_)).explain(self._queried(X))
 
@@ -346,11 +348,11 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: Sequence[Any] | None = None,
         before: datetime | float | None = None,
     ) -> NDArray[np.int64]:
-        """Delete the examples that all of these describe; return their indices.
+        """Delete the examples that match all arguments; return their indices.
 
-        No trace of them is left: not in memory, nor in a folder that was opened by
-        `load`. λ stays as it is until `tune`. ``before`` is a time of arrival, in
-        seconds since 1970 or as a ``datetime``.
+        No trace of them is left, neither in memory nor in a folder opened by `load`. λ
+        does not change until `tune`. ``before`` is a time of arrival, in seconds since
+        1970 or as a ``datetime``.
         """
         check_is_fitted(self)
         if not isinstance(before, datetime | Real | None):
@@ -368,20 +370,19 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if chosen == Selection():
             raise ValueError(
                 "expected indices, names, labels or a time, found nothing; to forget "
-                "everything, fit anew"
+                "everything, call fit"
             )
         return self.store_.delete(chosen) - 1
 
     def save(self, path: str | Path) -> None:
-        """Write the memory to a new folder; the model's weights are not in it.
+        """Write the memory, without the model's weights, to a new folder atomically.
 
-        It is complete on disk, or not there. The store in it is one that
-        ``knnper store`` looks after.
+        The commands ``knnper store`` work on the store in it.
 
         Raises
         ------
         StoreError
-            If the folder holds something.
+            If the folder is not empty.
         """
         check_is_fitted(self)
         with new_folder(Path(path)) as draft:
@@ -390,19 +391,19 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module | None = None) -> Self:
-        """Open the memory in a folder: what it learns and forgets is on disk at once.
+        """Open the memory in a folder; each later change is on disk at once.
 
-        One process at a time can; `close` lets others. ``model`` is that which it was
-        saved with.
+        Only one process can open it at a time; `close` releases it. ``model`` must be
+        the model with which it was saved.
 
         Raises
         ------
         DataError
-            If the folder holds no memory.
+            If the folder contains no memory.
         StoreMismatchError
             If it was saved with another model.
         StoreBusyError
-            If another process has it open.
+            If another process has opened it.
         """
         folder = Path(path)
         require_plain(folder)
@@ -420,8 +421,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             batch_size=saved.batch_size,
             **{name: getattr(settings, name) for name in _SETTINGS},
         )
-        memory.model_ = _copied(model)
-        fingerprint = _fingerprint(memory.model_)
+        memory.model_ = copy_model(model)
+        fingerprint = fingerprint_model(memory.model_)
         memory.store_ = open_store(
             folder / STORE, writable=True, fingerprint=fingerprint
         )
@@ -436,7 +437,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return memory
 
     def close(self) -> None:
-        """Let others open the folder; the memory cannot be used any more."""
+        """Release the folder for other processes; the memory is unusable afterwards."""
         if hasattr(self, "store_"):
             self.store_.close()
 
@@ -449,7 +450,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
         if "store_" in state:
-            # A copy, in memory: the folder stays with the one that opened it.
+            # The copy is in memory, and the folder stays with the original.
             state |= {"store_": state["store_"].serialized(), "_folder": None}
         return state
 
@@ -473,15 +474,26 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The kernel's scale, σ."""
         return self._choice.kernel_scale
 
-    def _filled(self, train: Any, validation: Any, classes: ArrayLike | None) -> Self:
-        """Become the memory of these inputs, labels and names."""
-        settings, self.model_ = self._settings(), _copied(self.model)
-        fingerprint = _fingerprint(self.model_)
-        embeddings, labels = self._represented(*train, is_first=True)
-        held_out, their_labels = torch.empty((0, embeddings.shape[1])), np.empty(0)
-        if validation[0] is not None:
-            held_out, their_labels = self._represented(*validation, is_first=False)
-        known = self._known_classes(classes, embeddings, labels, their_labels)
+    def _fit(
+        self,
+        X: Inputs,
+        y: ArrayLike | Tensor | None,
+        names: Sequence[str | None] | None,
+        X_val: Inputs | None = None,
+        y_val: ArrayLike | Tensor | None = None,
+        names_val: Sequence[str | None] | None = None,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        settings = self._settings()
+        self.model_ = copy_model(self.model)
+        fingerprint = fingerprint_model(self.model_)
+        embeddings, labels = self._represent(X, y, names, is_first=True)
+        embeddings_val, labels_val = torch.empty((0, embeddings.shape[1])), np.empty(0)
+        if X_val is not None:
+            embeddings_val, labels_val = self._represent(
+                X_val, y_val, names_val, is_first=False
+            )
+        known = self._known_classes(classes, embeddings, labels, labels_val)
         require_class_shares(settings.class_prior, len(known))
         self.classes_ = known
         store = empty_memory_store(
@@ -492,8 +504,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         tuned = fill_and_tune(
             store,
-            self._examples(embeddings, labels, train[2]),
-            self._examples(held_out, their_labels, validation[2]),
+            self._examples(embeddings, labels, names),
+            self._examples(embeddings_val, labels_val, names_val),
             self._head,
             settings,
             MOST_LEFT_OUT,
@@ -504,7 +516,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _settings(self) -> KnnSettings:
-        """Return the parameters, checked."""
+        """Validate the parameters; raise ConfigError with all problems."""
         parameters = {name: getattr(self, name) for name in _SETTINGS}
         plain = to_jsonable_python(
             {name: value for name, value in parameters.items() if value is not None},
@@ -521,7 +533,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             wrong = f"found {size!r}, expected a whole number of at least 1"
             problems.append(Problem("batch_size", wrong))
         if settings is None or problems:
-            raise ConfigError(problems, _OURS)
+            raise ConfigError(problems, "LocalMemory")
         weights = (1.0,) if self.model is None else settings.knn_weights
         return replace(settings, knn_weights=weights)
 
@@ -562,19 +574,19 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return NewExamples(embeddings, known, None, named)
 
     def _encoded(self, labels: NDArray[Any]) -> tuple[int, ...]:
-        """Return where labels stand in ``classes_``."""
+        """Return the positions of labels in ``classes_``."""
         place_of = {label: place for place, label in enumerate(self.classes_.tolist())}
-        strange = next(
+        unknown = next(
             (label for label in labels.tolist() if label not in place_of), None
         )
-        if strange is not None:
+        if unknown is not None:
             raise ValueError(
-                f"found the label {strange!r}, expected one of {list(place_of)}; give "
-                "all that may come, in the order of the model's outputs, as `classes`"
+                f"found the label {unknown!r}, expected one of {list(place_of)}; give "
+                "all possible labels, in the order of the model's outputs, as `classes`"
             )
         return tuple(place_of[label] for label in labels.tolist())
 
-    def _represented(
+    def _represent(
         self,
         X: Inputs,
         y: ArrayLike | Tensor | None,
@@ -600,7 +612,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return inputs, labels
 
     def _one_source(self, own_labels: Any, y: ArrayLike | Tensor | None) -> Any:
-        """Return the labels, which are in the data set or given apart, or None."""
+        """Return the labels of the data set or the argument y, or None."""
         if own_labels is not None and y is not None:
             raise ValueError(
                 "found labels in the data set and as y, expected one of the two"
@@ -609,16 +621,15 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return None if labels is None else as_labels(labels)
 
     def _read(self, X: Inputs, *, is_first: bool = False) -> tuple[Any, Any]:
-        """Return representations, and the labels of a data set or loader.
+        """Return representations, and the labels of a data set or loader, or None.
 
-        Without a model, inputs are as they were given. Labels are None where X has
-        none.
+        Without a model, inputs are returned unchanged.
         """
         loader = loader_of(X, self.batch_size)
         if loader is None:
             X = with_column_names(X)
             if self.model_ is not None:
-                # Only the names of columns.
+                # Checks the names of columns only.
                 validate_data(
                     self, X, reset=is_first, skip_check_array=True, ensure_2d=False
                 )
@@ -634,7 +645,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return joined, np.concatenate(labels) if labels else None
 
     def _embedded(self, inputs: Any) -> Any:
-        """Return φ(x) of inputs, float32 (n, p); as they are without a model."""
+        """Return φ(x) of inputs, float32 (n, p); unchanged inputs without a model."""
         if self.model_ is None:
             return as_array(inputs)
         tensor = self._as_input(inputs)
@@ -655,9 +666,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ) from error
 
     def _as_input(self, inputs: Any) -> Tensor:
-        """Return inputs as the model takes them: real numbers in its own precision."""
+        """Convert inputs to dense tensors, real numbers in the model's precision."""
         is_table = hasattr(inputs, "columns")
-        if not isinstance(inputs, Tensor) or inputs.dtype in _HARDLY_SUPPORTED:
+        if not isinstance(inputs, Tensor) or inputs.dtype in _RARE_DTYPES:
             inputs = as_tensor(
                 check_array(
                     as_array(inputs), dtype="numeric", allow_nd=True, ensure_2d=False
@@ -666,10 +677,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tensor: Tensor = inputs.detach()
         if tensor.layout != torch.strided:
             tensor = tensor.to_dense()
-        tensor = tensor.contiguous()  # the layout shows in the last bits of products
+        tensor = tensor.contiguous()  # the layout affects the last bits of products
         is_numbers = is_table or tensor.dtype == torch.bool
         if not is_numbers and not tensor.is_floating_point():
-            return tensor  # ids of text, or whatever else the model makes of them
+            return tensor  # integers, such as token ids of text
         if tensor.dim() < 2:
             raise ValueError(
                 f"X: found shape {tuple(tensor.shape)}, expected (n, ...); of a single "
@@ -684,10 +695,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tensor
 
     def _as_rows(self, inputs: NDArray[Any], *, is_first: bool) -> Tensor:
-        """Convert inputs (n, p) of a memory without a model to what it stores.
+        """Convert inputs (n, p) of a memory without a model to rows of float32.
 
-        The inputs of `fit` decide which columns need an origin; later inputs may be too
-        few to measure how much a column varies.
+        Columns that float32 cannot resolve get an origin. The inputs of `fit` decide
+        which ones, since later inputs may be too few to measure a column's variation.
         """
         if not is_first:
             return as_tensor(self._rounded(inputs))
@@ -702,15 +713,15 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             known = getattr(self, "feature_names_in_", np.arange(len(coarse)))
             columns = ", ".join(map(str, known[coarse]))
             warnings.warn(
-                f"X: values of the columns {columns} are so large, or so small, and "
-                "differ so little that float32 loses how they differ, and distances "
-                "are wrong; subtract an offset, or scale them, as StandardScaler does",
+                f"X: values of the columns {columns} differ by less than float32 can "
+                "resolve at their size, so distances are wrong; subtract an offset, or "
+                "scale them, as StandardScaler does",
                 stacklevel=2,
             )
         return as_tensor(rows)
 
     def _rounded(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return inputs (n, p) in float32, relative to the origin."""
+        """Convert inputs (n, p) to float32, relative to the origin."""
         require_numbers(inputs)
         if self._origin is not None:
             inputs = inputs.astype(np.float64, copy=False) - self._origin
@@ -728,27 +739,27 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _device(self) -> torch.device:
-        assert self.model_ is not None, "asked where there is a model alone"
+        assert self.model_ is not None, "called with a model only"
         first = next(self.model_.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
     @property
     def _dtype(self) -> torch.dtype:
-        """The type of real numbers that the model computes with."""
-        assert self.model_ is not None, "asked where there is a model alone"
+        """The floating-point type of the model's parameters."""
+        assert self.model_ is not None, "called with a model only"
         dtypes = (parameter.dtype for parameter in self.model_.parameters())
         real = (dtype for dtype in dtypes if dtype.is_floating_point)
         return next(real, torch.float32)
 
     def _logits(self, embeddings: Tensor) -> Tensor:
-        assert isinstance(self.model_, EmbeddingModel), "it has embedded already"
+        assert isinstance(self.model_, EmbeddingModel), "set by the first embedding"
         head = getattr(self.model_, "classifier", self.model_)
         inputs = _as_taken(embeddings, head)
         logits: Tensor = self._in_batches(inputs, self.model_.head)
         return logits
 
     def _head(self, embeddings: Tensor) -> Tensor:
-        """Return p_model (n, c) of representations; all classes alike without one."""
+        """Return p_model (n, c) of representations; uniform without a model."""
         if self.model_ is None:
             return torch.full(
                 (len(embeddings), len(self.classes_)), 1 / len(self.classes_)
@@ -767,7 +778,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _queried(self, X: Inputs) -> Tensor:
-        """Return the representations (n, p) of inputs in an order that is known."""
+        """Return the representations (n, p) of inputs; their order must be known."""
         require_predictable(X)
         return self._checked_queries(self._read(X)[0])
 
@@ -777,7 +788,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return as_tensor(self._rounded(validate_data(self, inputs, reset=False)))
 
     def _describe(self, folder: Path) -> None:
-        """Write all but the store."""
+        """Write the description: everything except the store."""
         names = getattr(self, "feature_names_in_", None)
         saved = _Saved(
             self._fitted,
@@ -791,13 +802,6 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         content = TypeAdapter(_Saved).dump_json(saved, indent=2)
         write_atomically(folder / DESCRIPTION, content)
-
-
-_SETTINGS = [one.name for one in fields(KnnSettings)]
-
-
-_HARDLY_SUPPORTED = (torch.uint16, torch.uint32, torch.uint64, torch.bfloat16)
-"""Types of tensors that few operations take, or that an array cannot have."""
 
 
 def _known_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -814,93 +818,10 @@ def _as_column(labels: Sequence[Any]) -> NDArray[Any]:
 
 
 def _as_taken(inputs: Tensor, module: nn.Module) -> Tensor:
-    """Return inputs that are not whole numbers in the type of a module's weights."""
+    """Convert floating-point inputs to the type of a module's weights."""
     if not inputs.is_floating_point():
         return inputs
     for parameter in module.parameters():
         if parameter.is_floating_point():
             return inputs.to(parameter.dtype)
     return inputs.float()
-
-
-def _copied(model: nn.Module | None) -> nn.Module | None:
-    """Return a copy of the model, to evaluate it."""
-    if model is None:
-        return None
-    if not isinstance(model, nn.Module):
-        type_name = type(model).__name__
-        message = f"found a {type_name}, expected a torch.nn.Module, or None"
-        raise ConfigError([Problem("model", message)], _OURS)
-    network = _unwrapped(model)
-    if reason := _unusable(network):
-        raise ConfigError([Problem("model", reason)], _OURS)
-    # Tensors that a forward pass left in the network, as the former weight_norm does,
-    # belong to a graph and cannot be copied with it.
-    attributes = (
-        value for module in network.modules() for value in vars(module).values()
-    )
-    known = {
-        id(value): value.detach().clone()
-        for value in attributes
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
-    copied: nn.Module = copy.deepcopy(network, known)
-    return copied.eval()
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Return the network inside of torch.compile's and DataParallel's wrappers."""
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
-        name = "module" if isinstance(model, parallel) else "_orig_mod"
-        model = model.get_submodule(name)
-    return model
-
-
-def _unusable(network: nn.Module) -> str:
-    """Return why a network cannot be the model of a memory; empty if it can."""
-    instead = "give the network that it was made from"
-    for path, module in network.named_modules():
-        is_scripted = isinstance(module, torch.jit.ScriptModule)
-        if is_scripted and not isinstance(network, EmbeddingModel):
-            where = f" as its layer {path!r}" if path else ""
-            return (
-                f"found a {type(module).__name__}{where}, whose layers cannot be "
-                f"accessed; {instead}"
-            )
-    tensors = [*network.named_parameters(), *network.named_buffers()]
-    lazy = next((name for name, tensor in tensors if is_lazy(tensor)), None)
-    if lazy is not None:
-        return (
-            f"found the parameter {lazy!r} of a lazy layer, which has no shape yet; "
-            "run the network once on an input before"
-        )
-    for name, value in network.state_dict().items():
-        if not _is_plain(value):
-            return (
-                f"found {name!r}, which is no plain tensor of numbers (it is sparse, "
-                f"quantised, without values or no tensor); {instead}"
-            )
-    return ""
-
-
-def _is_plain(value: object) -> bool:
-    """Return whether a tensor has its numbers one beside the other in memory."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and not value.is_quantized
-        and not value.is_meta
-    )
-
-
-def _fingerprint(model: nn.Module | None) -> str:
-    """Return a SHA-256, in hexadecimal, of the names and bits of all tensors."""
-    if model is None:
-        return NO_MODEL
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        plain = tensor.detach().cpu().contiguous().flatten()
-        digest.update(plain.view(torch.uint8).numpy().data)
-    return digest.hexdigest()

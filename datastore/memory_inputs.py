@@ -30,23 +30,23 @@ INPUT_KEYS = (
 LABEL_KEYS = ("label", "labels", "fine_label", "y", "target", "targets")
 """Keys under which it may hold its labels."""
 FEWEST_STEPS = 1024
-"""Steps of float32 in a column's deviation; with fewer, distances are visibly off."""
+"""Steps of float32 in a column's standard deviation; fewer distort distances."""
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ROWS_AT_ONCE = 4096
 _MISSING = ("NAType", "NaTType")  # of pandas, which need not be installed
 
 
 @dataclass(frozen=True)
-class Order:
+class VisitOrder:
     """The order in which a loader visits its data set.
 
     Attributes
     ----------
     kind
         ``as_stored``: position by position. ``random``: shuffled. ``unknown``: decided
-        by code that cannot be looked into.
+        by code of the user's own.
     reason
-        The part of the loader that decides; empty for ``as_stored``.
+        The part of the loader that decides the order; empty for ``as_stored``.
     """
 
     kind: Literal["as_stored", "random", "unknown"] = "as_stored"
@@ -77,40 +77,40 @@ def _is_hugging_face(X: Any) -> bool:
 
 
 def _as_tensors(X: Any) -> Any:
-    """Let a data set of Hugging Face return tensors; its own transform stays."""
+    """Make a Hugging Face data set return tensors, unless it has a transform."""
     is_transformed = getattr(X, "format", {"type": None})["type"] == "custom"
     return X if is_transformed else X.with_format("torch")
 
 
-def order_of(X: Any) -> Order:
+def order_of(X: Any) -> VisitOrder:
     """Return the order in which a loader visits its data set."""
     dataset = X.dataset if isinstance(X, DataLoader) else X
     if isinstance(dataset, IterableDataset):
-        return Order("unknown", f"the IterableDataset {type(dataset).__name__}")
-    return _order_of_loader(X) if isinstance(X, DataLoader) else Order()
+        return VisitOrder("unknown", f"the IterableDataset {type(dataset).__name__}")
+    return _order_of_loader(X) if isinstance(X, DataLoader) else VisitOrder()
 
 
-def _order_of_loader(loader: "DataLoader[Any]") -> Order:
+def _order_of_loader(loader: "DataLoader[Any]") -> VisitOrder:
     if loader.num_workers > 0 and not getattr(loader, "in_order", True):
-        return Order("random", "in_order=False")
+        return VisitOrder("random", "in_order=False")
     sampler: Any = loader.sampler
     if loader.batch_sampler is not None:
-        # A batch sampler of the user's own has a sampler that the loader does not know.
+        # A user's own batch sampler may have a sampler that the loader does not know.
         if type(loader.batch_sampler) is not BatchSampler:
             name = type(loader.batch_sampler).__name__
-            return Order("unknown", f"the batch_sampler {name}")
+            return VisitOrder("unknown", f"the batch_sampler {name}")
         sampler = loader.batch_sampler.sampler
     if type(sampler) is SequentialSampler:
-        return Order()
+        return VisitOrder()
     reason = f"the sampler {type(sampler).__name__}"
     shuffles = isinstance(sampler, _SHUFFLING) or (
         isinstance(sampler, DistributedSampler) and sampler.shuffle
     )
-    return Order("random" if shuffles else "unknown", reason)
+    return VisitOrder("random" if shuffles else "unknown", reason)
 
 
 def num_dropped(loader: "DataLoader[Any]") -> int:
-    """Return how many examples ``drop_last`` leaves out; 0 where it cannot be known."""
+    """Return the number of examples that ``drop_last`` drops; 0 if unknown."""
     batches = loader.batch_sampler
     if not isinstance(batches, BatchSampler) or not batches.drop_last:
         return 0
@@ -120,19 +120,19 @@ def num_dropped(loader: "DataLoader[Any]") -> int:
 
 
 def require_stored_order(X: Any, **matched: Any) -> None:
-    """Refuse values, by argument, for inputs that come in an order of their own."""
+    """Raise ValueError if arguments cannot be matched to the inputs by position."""
     order = order_of(X)
     argument = next((name for name in matched if matched[name] is not None), None)
     if argument is not None and order.kind != "as_stored":
         raise ValueError(
             f"{argument}: cannot be matched to the inputs, since {order.reason} "
-            "decides in which order they come. Give the data set itself, or a "
-            "DataLoader with shuffle=False"
+            "decides their order; give the data set itself, or a DataLoader with "
+            "shuffle=False"
         )
 
 
 def require_predictable(X: Any) -> None:
-    """Refuse, or warn of, predictions in an order that the caller cannot know."""
+    """Raise or warn if the caller cannot know the order of the predictions."""
     order = order_of(X)
     if order.kind == "random":
         raise ValueError(
@@ -142,8 +142,8 @@ def require_predictable(X: Any) -> None:
         )
     if order.kind == "unknown":
         warnings.warn(
-            f"X: {order.reason} decides in which order the inputs come; the "
-            "predictions are in that order",
+            f"X: {order.reason} decides the order of the inputs; the predictions are "
+            "in that order",
             stacklevel=2,
         )
 
@@ -171,7 +171,7 @@ def batches_of(loader: "DataLoader[Any]") -> Iterator[tuple[Any, Any]]:
             ) from error
         inputs, labels = _pair(batch)
         if isinstance(inputs, list | tuple):
-            # torch makes a list of p tensors (n,) of items that hold p numbers each.
+            # torch collates items of p numbers each to a list of p tensors (n,).
             raise ValueError(
                 f"X: found inputs in {len(inputs)} parts, expected one tensor a batch; "
                 'for a data set of Hugging Face, give ds.with_format("torch")'
@@ -250,13 +250,13 @@ def as_array(values: Any, argument: str = "X") -> Any:
     plain = values.detach().cpu()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
-    if plain.dtype == torch.bfloat16:  # of which NumPy has none
+    if plain.dtype == torch.bfloat16:  # which NumPy lacks
         plain = plain.float()
     return plain.resolve_conj().resolve_neg().numpy()
 
 
 def require_numbers(array: NDArray[Any]) -> None:
-    """Refuse times, texts and objects."""
+    """Raise ValueError for arrays of times, texts and objects."""
     if array.dtype.kind not in "biuf":
         raise ValueError(
             f"X: found {array.dtype}, expected numbers; convert them, as in "
@@ -265,14 +265,14 @@ def require_numbers(array: NDArray[Any]) -> None:
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor of an array of any layout, byte order and type of number."""
+    """Convert an array of any layout, byte order and numeric type to a tensor."""
     require_numbers(array)
     kind, size = array.dtype.kind, array.dtype.itemsize
     dtype = array.dtype.newbyteorder("=")
     if kind == "f" and size > np.dtype(np.float64).itemsize:
         dtype = np.dtype(np.float64)
     elif kind == "u" and size > 1:
-        # Torch has these types, but hardly an operation for them.
+        # torch has these types, but supports few operations on them.
         dtype = np.dtype(np.int64)
         if array.size and array.max() > np.iinfo(dtype).max:
             raise ValueError(f"X: found {array.max()}, expected numbers below 2^63")
@@ -282,9 +282,10 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
 def coarse_columns(
     exact: NDArray[Any], rounded: NDArray[np.float32]
 ) -> NDArray[np.bool_]:
-    """Mark the columns whose differences rounding to float32 loses, bool (p,).
+    """Return the mask of columns with differences too small for float32, bool (p,).
 
-    Both are of shape (n, p). Times since 1970 in seconds are a column of that kind.
+    Both arguments are of shape (n, p). An example is a column of times in seconds since
+    1970.
     """
     if np.can_cast(exact.dtype, np.float32):
         return np.zeros(exact.shape[1], dtype=np.bool_)
@@ -299,7 +300,7 @@ def coarse_columns(
 
 
 def middle_values(columns: NDArray[Any]) -> NDArray[np.float64]:
-    """Return a value of each column, (p,), in the middle of its n values."""
+    """Return the (upper) median of each column, (p,)."""
     middle = len(columns) // 2
     values: NDArray[np.float64] = np.partition(columns, middle, axis=0)[middle].astype(
         np.float64
@@ -308,9 +309,9 @@ def middle_values(columns: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def as_labels(labels: ArrayLike | Tensor) -> Any:
-    """Return labels that scikit-learn understands, and refuse one that is missing."""
+    """Convert labels for scikit-learn; raise ValueError for a missing label."""
     values = as_array(labels, "y")
-    if hasattr(values, "to_numpy"):  # a column of a table, whose type may be nullable
+    if hasattr(values, "to_numpy"):  # a column of a table, maybe of a nullable type
         values = values.to_numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuUS":
         return values
@@ -325,13 +326,13 @@ def as_labels(labels: ArrayLike | Tensor) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value stands for one that is not known."""
+    """Return whether a value stands for a missing one, such as None or NaN."""
     is_nan = isinstance(value, float) and value != value
     return value is None or is_nan or type(value).__name__ in _MISSING
 
 
 def listed_names(names: Any, argument: str = "names") -> tuple[str | None, ...]:
-    """Return names as texts, None for one that is missing."""
+    """Return names as strings, None for missing names."""
     if isinstance(names, str | bytes):
         raise ValueError(
             f"{argument}: found the text {names!r}, expected a sequence of names; put "

@@ -1,7 +1,10 @@
-"""ProtoNN: prototypes, trained to vote as stored examples would.
+"""ProtoNN: trained prototypes that vote in place of stored examples.
 
 Gupta et al., "ProtoNN: Compressed and Accurate kNN for Resource-scarce Devices",
-ICML 2017.
+ICML 2017. A projection W, prototypes B and their label scores Z are trained together by
+`fit_protonn`. Departures from the paper: Adam on all examples in place of accelerated
+alternating SGD, as in later official implementations, and by default the cross-entropy
+loss. γ keeps its initial value.
 """
 
 import math
@@ -25,18 +28,23 @@ from knnper.settings import (
 )
 
 BYTES_PER_NUMBER, BYTES_PER_INDEX = 4, 4
+_KMEANS_STEPS = 10
+_SMALLEST_SHARE = 1e-6
+LossName = Literal["squared", "cross_entropy"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""``(scores (n, c), labels (n,)) -> ()``."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProtoNN:
-    """Label scores ρ(x) = Σ_j z_j exp(-γ² |b_j - W x|²), as shares of their sum.
+    """Label scores ρ(x) = Σ_j z_j exp(-γ² |b_j - W x|²), normalised to sum to 1.
 
-    Gupta et al. 2017, Eq. 1. A negative score counts as none.
+    Gupta et al. 2017, Eq. 1. Negative scores count as 0.
     """
 
     projection: Tensor  # W, float32 of shape (d̂, p)
-    prototypes: Tensor  # B, float32 of shape (m, d̂): the paper's, transposed
-    label_scores: Tensor  # Z, float32 of shape (m, c): the paper's, transposed
+    prototypes: Tensor  # B, float32 of shape (m, d̂), transposed from the paper
+    label_scores: Tensor  # Z, float32 of shape (m, c), transposed from the paper
     inverse_width: float  # γ, positive
 
     @property
@@ -46,7 +54,7 @@ class ProtoNN:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that W, B and Z take; the sparse form where that is the smaller."""
+        """The size of W, B and Z in bytes, each in dense or sparse form if smaller."""
         parts = self.projection, self.prototypes, self.label_scores
         both = BYTES_PER_NUMBER + BYTES_PER_INDEX
         return sum(
@@ -57,7 +65,7 @@ class ProtoNN:
     def __call__(self, embeddings: Tensor) -> Tensor:
         """Return probabilities, float32 of shape (n, c), for representations (n, p).
 
-        Where no label has a positive score, all have the same share.
+        They are uniform if no label has a positive score.
         """
         if self.num_stored == 0:
             raise ValueError(
@@ -67,12 +75,12 @@ class ProtoNN:
         require_embeddings("queries", embeddings, self.projection.shape[1])
         projected = functional.linear(embeddings, self.projection)
         log_kernel = log_similarity(projected, self.prototypes, self.inverse_width)
-        # A factor common to a row does not change shares: none is lost far away.
+        # A common factor of a row cancels in the shares, and prevents underflow.
         nearest = log_kernel.max(dim=1, keepdim=True).values
         return shares((log_kernel - nearest).exp() @ self.label_scores)
 
     def vote(self, embeddings: Tensor) -> Vote:
-        """Return the probabilities alone: prototypes are no neighbours with a name."""
+        """Return the probabilities only, since prototypes are no stored examples."""
         none = torch.empty((len(embeddings), 0), dtype=torch.float64)
         return Vote(
             self(embeddings) if self.num_stored else None,
@@ -88,7 +96,7 @@ def log_similarity(
     projected: Tensor, prototypes: Tensor, inverse_width: float
 ) -> Tensor:
     """Return -γ² |b_j - W x|², shape (n, m)."""
-    # |b - y|² expanded: a matrix product instead of n m d̂ differences.
+    # |b - y|² expanded, so that a matrix product replaces n m d̂ differences.
     inner = projected @ prototypes.T
     squared = projected.square().sum(dim=1, keepdim=True) - 2 * inner
     squared = squared + prototypes.square().sum(dim=1)
@@ -103,9 +111,6 @@ def shares(scores: Tensor) -> Tensor:
     return torch.where(total > 0, positive / total.where(total > 0, 1.0), even)
 
 
-LossName = Literal["squared", "cross_entropy"]
-
-
 @dataclass(frozen=True)
 class ProtoNNSettings(Settings):
     """Size and training of a ProtoNN.
@@ -113,25 +118,26 @@ class ProtoNNSettings(Settings):
     Attributes
     ----------
     capacity
-        m/n, prototypes as a fraction of the examples, (0, 1]; 0.1 to 1 in Marfoq et al.
-        2022, Figure 11. Every label that has examples keeps one prototype at least.
+        m/n, the number of prototypes as a fraction of the examples, (0, 1]; 0.1 to 1 in
+        Marfoq et al. 2022, Figure 11. Every label with examples has at least one.
     projection_dim
-        d̂, 100 to 1280 of p = 1280 in the paper; null or p and more is p.
+        d̂; 100 to 1280 of p = 1280 in the paper. Null, or p and more, is p.
     kernel_width
-        γ is this by the median distance of prototypes and projected examples. 2.5 in
-        ProtoNN's first implementation, 0.4 in later ones; the larger, the more the
-        nearest prototype counts.
+        γ times the median distance between prototypes and projected examples; useful
+        from 0.4 to 2.5. 2.5 in ProtoNN's first implementation, 0.4 in later versions. A
+        larger width gives the nearest prototype more weight.
     loss
         ``cross_entropy``: the negative logarithm of the label's share. ``squared``:
         the squared error of the scores, as in Gupta et al. 2017.
     num_steps
-        Steps of Adam, each on all examples; 0 leaves the prototypes where k-means puts
-        them.
+        Steps of Adam, each on all examples; useful from 10 to 100. 0 keeps the
+        prototypes of k-means.
     learning_rate
-        Of Adam, relative to the typical size of what it moves; 0.001 to 0.1.
+        Learning rate of Adam, relative to the root mean square of W, B or Z; useful
+        from 0.001 to 0.1.
     fraction_nonzero
-        Part of the entries of each of W, B and Z that is kept, (0, 1]; the smallest
-        are set to 0 after each step.
+        The fraction of non-zero entries in each of W, B and Z, (0, 1]; the smallest
+        entries are set to 0 after each step.
     """
 
     capacity: PositiveFraction = 1 / 3
@@ -143,16 +149,13 @@ class ProtoNNSettings(Settings):
     fraction_nonzero: PositiveFraction = 1.0
 
 
-_KMEANS_STEPS = 10
-
-
 def initial_projection(
     embedding_dim: int, projection_dim: int | None, rng: RandomKey
 ) -> Tensor:
-    """Return W, shape (d̂, p): the identity where d̂ = p, else random.
+    """Return the initial W, shape (d̂, p): the identity if d̂ = p, else random.
 
-    Gaussian entries as in Gupta et al. 2017, section 4, of variance 1/d̂, which keeps
-    distances about what they were.
+    Entries are Gaussian, as in Gupta et al. 2017, section 4, with variance 1/d̂, which
+    approximately preserves distances.
     """
     if projection_dim is None or projection_dim >= embedding_dim:
         return torch.eye(embedding_dim)
@@ -161,13 +164,13 @@ def initial_projection(
 
 
 def prototypes_per_label(labels: Tensor, num_classes: int, capacity: float) -> Tensor:
-    """Return how many prototypes each label has, int64 of shape (c,).
+    """Return the number of prototypes of each label, int64 of shape (c,).
 
-    About ``capacity`` of its examples, rounded so that the whole is too, and at least
-    one of a label that has examples.
+    About ``capacity`` times its examples, rounded so that the sum is rounded correctly
+    too, and at least one for a label with examples.
     """
     counts = torch.bincount(labels, minlength=num_classes)
-    # Half-up rounding of the running sum gives what the whole rounds to.
+    # Differences of the rounded running sums add up to the rounded total.
     ends = (counts.cumsum(0).double() * capacity + 0.5).floor().long()
     rounded = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64))
     return torch.maximum(rounded, (counts > 0).long()).minimum(counts)
@@ -176,7 +179,7 @@ def prototypes_per_label(labels: Tensor, num_classes: int, capacity: float) -> T
 def initial_prototypes(
     projected: Tensor, labels: Tensor, num_each: Tensor, rng: RandomKey
 ) -> tuple[Tensor, Tensor]:
-    """Return B, shape (m, d̂), and Z, one-hot of shape (m, c): k-means by label."""
+    """Return B, (m, d̂), by k-means for each label, and Z, one-hot, (m, c)."""
     prototypes = [
         _kmeans(projected[labels == label], count, rng.child(label))
         for label, count in enumerate(num_each.tolist())
@@ -187,9 +190,9 @@ def initial_prototypes(
 
 
 def inverse_width(projected: Tensor, prototypes: Tensor, kernel_width: float) -> float:
-    """Return γ = ``kernel_width`` / median distance between the two; 1 if all is one.
+    """Return γ = ``kernel_width`` / the median distance between the two.
 
-    Distances of 0, of a prototype that is an example, are left out.
+    Distances of 0, of prototypes that are examples, are excluded; γ is 1 if all are 0.
     """
     distances = torch.cdist(projected.double(), prototypes.double())
     apart = distances[distances > 0]
@@ -210,11 +213,6 @@ def _kmeans(points: Tensor, count: int, rng: RandomKey) -> Tensor:
     return centres
 
 
-_SMALLEST_SHARE = 1e-6
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""``(scores (n, c), labels (n,)) -> ()``."""
-
-
 def squared_loss(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the mean squared error of scores (n, c) against one-hot labels (n,)."""
     one_hot = functional.one_hot(labels, scores.shape[1]).to(scores.dtype)
@@ -222,7 +220,7 @@ def squared_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of -log share of the label (n,), by scores (n, c)."""
+    """Return the mean of -log of the label's share, for scores (n, c), labels (n,)."""
     of_label = shares(scores).gather(1, labels[:, None])
     return -of_label.clamp_min(_SMALLEST_SHARE).log().mean()
 
@@ -240,12 +238,10 @@ def fit_protonn(
     settings: ProtoNNSettings,
     rng: RandomKey,
 ) -> ProtoNN:
-    """Return a ProtoNN of a client's examples: W, B and Z trained together.
+    """Fit a ProtoNN to a client's examples: W, B and Z trained together.
 
-    Gupta et al. 2017, Algorithm 1, with Adam on all examples in place of accelerated
-    alternating SGD, as in later official implementations. γ stays what it starts from.
-    Without embeddings (n, p) there are no prototypes. ``rng`` fixes the start; nothing
-    else is random.
+    Gupta et al. 2017, Algorithm 1; see the module for departures. Without examples
+    there are no prototypes. Only the start is random, by ``rng``.
     """
     require_embeddings("embeddings to fit", embeddings)
     require_labels(labels, len(embeddings), num_classes)
@@ -268,8 +264,9 @@ def fit_protonn(
 def _trained(
     start: ProtoNN, embeddings: Tensor, labels: Tensor, settings: ProtoNNSettings
 ) -> ProtoNN:
-    # The gradient of W lies in the span of the examples, so W is moved in there alone:
-    # most clients have far fewer examples than p. Zeros need the whole of W.
+    # The gradient of W lies in the span of the examples, so W is trained in that
+    # subspace only: most clients have far fewer examples than p. Sparsity needs all
+    # entries of W.
     if settings.fraction_nonzero < 1 or len(embeddings) >= embeddings.shape[1]:
         return _descended(start, embeddings, labels, settings)
     basis = torch.linalg.qr(embeddings.T).Q
@@ -282,13 +279,13 @@ def _trained(
 def _descended(
     start: ProtoNN, embeddings: Tensor, labels: Tensor, settings: ProtoNNSettings
 ) -> ProtoNN:
-    """Return the model after ``num_steps`` of Adam."""
+    """Return the model after ``num_steps`` steps of Adam."""
     parts = [
         part.clone().requires_grad_()
         for part in (start.projection, start.prototypes, start.label_scores)
     ]
-    # Adam's step does not know how large numbers are: each part has its own scale, the
-    # root mean square of its numbers, or 1 if all are 0.
+    # The size of Adam's step does not depend on the size of the parameters, so each
+    # part has its own learning rate, in proportion to its root mean square (1 if 0).
     sizes = [float(part.detach().square().mean().sqrt()) or 1.0 for part in parts]
     groups = [
         {"params": [part], "lr": settings.learning_rate * size}

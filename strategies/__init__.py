@@ -1,7 +1,7 @@
-"""The methods: one file each, the table of all of them, and what own ones are made of.
+"""The methods, one file each, and the public classes from which users build their own.
 
-What stands in ``__all__`` is public, see ``docs/adding_a_method.md``. Each name is
-imported when it is asked for.
+``__all__`` is the public interface; see ``docs/adding_a_method.md``. Each name is
+imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -12,11 +12,11 @@ criterion ``log_loss`` that is log p_m(y|x), and the weights are those of pseudo
 Distributions", Bayesian Analysis 2018). With ``accuracy`` and ``both`` they are
 exponential weights of temperature 1 (Dalalyan, Tsybakov, "Aggregation by Exponential
 Weighting, Sharp PAC-Bayesian Bounds and Sparsity", Machine Learning 2008). Both put the
-weight on one candidate where the evidence does, and spread it where a few examples say
-little: the largest of several noisy scores is a poor choice.
+weight on one candidate if the evidence is clear, and spread it over several if there
+are few examples, since the largest of several noisy scores is a poor choice.
 
-Departures from pseudo-BMA: five folds in place of approximate leave-one-out; a
-candidate with less than a hundredth of the weight is left out.
+Departures from pseudo-BMA: five folds in place of approximate leave-one-out, and a
+candidate with less than a hundredth of the weight is dropped.
 """
 
 import math

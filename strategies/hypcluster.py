@@ -55,7 +55,7 @@ class ClusterUpdate(ModelUpdate):
 
 
 class ClusterMethod(Method, ABC):
-    """Base of methods whose clients choose among models by the loss on their data."""
+    """Base of methods in which clients choose a model by the loss on their data."""
 
     chooses_on_validation = True
     payload_type = ClusterModels

@@ -70,8 +70,8 @@ def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
     """Return ``predictor`` as one with a representation; raise RunError if none."""
     if not isinstance(predictor, EmbeddingPredictor):
         raise RunError(
-            "expected a method whose predictors have a representation, found one that "
-            f"serves a {type(predictor).__name__}; choose another `personalization`"
+            "expected predictors with a representation, found that the method serves a "
+            f"{type(predictor).__name__}; choose another `personalization`"
         )
     return predictor
 

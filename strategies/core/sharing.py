@@ -44,7 +44,7 @@ class SharedUpdate(Record):
 
 
 class PartlyShared(Method):
-    """A method whose clients train both parts together and send the shared part.
+    """Clients train both parts together and send the shared part.
 
     If all weights are shared it is FedAvg. A seen client is served the personal part of
     its last round, which was not trained on the validation split; an unseen client

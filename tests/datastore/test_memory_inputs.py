@@ -262,7 +262,7 @@ def test_times_are_told_apart_as_by_scikit_learn(tmp_path: Path) -> None:
 def test_numbers_too_small_for_float32_are_warned_of(scale: float) -> None:
     table = frame(FEATURES.astype(np.float64))
     table["age"] *= scale
-    with pytest.warns(UserWarning, match="of the columns age are so large, or so sm"):
+    with pytest.warns(UserWarning, match="of the columns age differ by less than float32"):
         LocalMemory().fit(table, LABELS)
 
 
@@ -349,7 +349,7 @@ def test_a_loader_that_shuffles_has_a_score_but_no_predictions(kind: str) -> Non
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_predictions_in_an_order_of_the_loaders_own_are_warned_of(kind: str) -> None:
     memory, loader = LocalMemory().fit(FEATURES, LABELS), UNKNOWN[kind]
-    with pytest.warns(UserWarning, match="decides in which order the inputs come"):
+    with pytest.warns(UserWarning, match="decides the order of the inputs"):
         memory.predict(loader)
     memory.score(loader)
 
@@ -586,8 +586,8 @@ def lazy() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (scripted, "found a RecursiveScriptModule, whose layers cannot"),
-        (traced_part, "as its layer '0', whose layers cannot"),
+        (scripted, "found a RecursiveScriptModule, which gives no access"),
+        (traced_part, "as its layer '0', which gives no access"),
         (quantised, "which is no plain tensor of numbers"),
         (lazy, "the parameter '0.weight' of a lazy layer"),
     ],
