@@ -262,7 +262,9 @@ def test_times_are_told_apart_as_by_scikit_learn(tmp_path: Path) -> None:
 def test_numbers_too_small_for_float32_are_warned_of(scale: float) -> None:
     table = frame(FEATURES.astype(np.float64))
     table["age"] *= scale
-    with pytest.warns(UserWarning, match="of the columns age differ by less than float32"):
+    with pytest.warns(
+        UserWarning, match="of the columns age differ by less than float32"
+    ):
         LocalMemory().fit(table, LABELS)
 
 
