@@ -45,7 +45,7 @@ class ModelDistribution:
         requests = requests_to_personalize(self.method, trained, key, sizes, seen, done)
         step = Step(Purpose.PERSONALIZE, last, [last])
         for reply in self.federation.exchange(step, requests):
-            outcome = _told(reply, seen, self.metrics)
+            outcome = _results_by_client(reply, seen, self.metrics)
             yield {
                 name: result
                 for name, result in outcome.items()
@@ -111,7 +111,7 @@ def _groups(
     return sorted(groups, key=lambda group: -sum(sizes[client] for client in group))
 
 
-def _told(
+def _results_by_client(
     reply: Reply, seen: Collection[str], metrics: Collection[str]
 ) -> dict[str, ClientResult | str | None]:
     """Return by client its result, None if withheld, or the reason of a failure."""

@@ -58,10 +58,10 @@ def add_client(
 ) -> None:
     """Create the key and settings of a new client, and register it."""
     from knnper.server.link.setup import add_client as write_client
-    from knnper.server.link.setup import federation_folder, known_server
+    from knnper.server.link.setup import federation_folder, gateway_address
 
     folder = federation_folder(federation)
-    written = write_client(folder, name, known_server(folder, host), num_train)
+    written = write_client(folder, name, gateway_address(folder, host), num_train)
     elsewhere = f"knnper fed register FEDERATION {name} {name}.key.pub"
     say(f"Copy {written} to the client's machine.")
     say(f"A server of {folder.server} accepts it now; on another machine: {elsewhere}")
@@ -120,9 +120,9 @@ def remove_client(federation: Federation, name: ClientName) -> None:
 
 def list_clients(federation: Federation, as_json: AsJson = False) -> None:
     """List the clients with their status: registered, online, ..."""
-    from knnper.server.link.registration import census
+    from knnper.server.link.registration import list_clients
 
-    clients, problems = census(server_settings(federation))
+    clients, problems = list_clients(server_settings(federation))
     if as_json:
         print_json(list(map(asdict, clients)))
     else:

@@ -51,13 +51,13 @@ def init(
 ) -> None:
     """Create a federation: certificate authority, server files and first clients."""
     from knnper.server.link.authorized import require_name
-    from knnper.server.link.setup import FederationFolder, add_client, found
+    from knnper.server.link.setup import FederationFolder, add_client, create_federation
     from knnper.transport.credentials import Address
 
     for name in client or ():
         require_name(name)
     place = FederationFolder(federation)
-    found(place, host, port, control_port, insecure, days)
+    create_federation(place, host, port, control_port, insecure, days)
     for name in client or ():
         add_client(place, name, Address(host[0], port))
     on_site = "knnper fed server server.yaml"

@@ -11,7 +11,7 @@ from knnper.cli.terminal import print_table, say, tell
 from knnper.cli.watching import failures_in
 from knnper.errors import KnnPerError, RunError
 from knnper.server.link import doctor
-from knnper.server.link.registration import ClientStatus, census
+from knnper.server.link.registration import ClientStatus, list_clients
 from knnper.server.run_folder import RunFolder, is_run
 from knnper.server.settings import ServerSettings
 from knnper.simulation.catalogue import experiment_catalogue
@@ -78,7 +78,7 @@ class Snapshot:
 
 def take_snapshot(settings: ServerSettings, run: Path | None = None) -> Snapshot:
     """Return the current state of a federation, with all of its runs or one."""
-    clients, problems = census(settings)
+    clients, problems = list_clients(settings)
     is_running = doctor.is_running(settings.state)
     if not is_running:  # the snapshot itself shows it
         problems = [text for text in problems if not text.startswith("Only what")]

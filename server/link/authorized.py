@@ -51,7 +51,7 @@ class AuthorizedFolder:
                 key = self.key(name)
                 owner = owners.setdefault(fingerprint(key), name)
                 if owner != name:
-                    raise CredentialError(_key_twice(name, owner))
+                    raise CredentialError(_duplicate_key(name, owner))
             except CredentialError as error:
                 problems.append(str(error))
             else:
@@ -96,7 +96,7 @@ class AuthorizedFolder:
             raise CredentialError(f"{problem}; {fix}")
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
-                raise CredentialError(_key_twice(name, other))
+                raise CredentialError(_duplicate_key(name, other))
         self.path.mkdir(parents=True, exist_ok=True)
         if num_train is not None:
             write_atomically(self._count_file(name), f"{num_train}\n")
@@ -107,7 +107,7 @@ class AuthorizedFolder:
         self.require_known(name)
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
-                raise CredentialError(_key_twice(name, other))
+                raise CredentialError(_duplicate_key(name, other))
         draft = self.path / f".{name}{_SUFFIX}.new"
         draft.unlink(missing_ok=True)  # of an interrupted call
         write_public_key(draft, key)
@@ -153,7 +153,7 @@ def require_name(name: str) -> None:
         raise CredentialError(f"{name!r} cannot be a client's name; {expected}")
 
 
-def _key_twice(name: str, owner: str) -> str:
+def _duplicate_key(name: str, owner: str) -> str:
     fix = f"make another, or: knnper fed remove-client FEDERATION {owner}"
     return f"the key of {name} is already that of {owner}; {fix}"
 

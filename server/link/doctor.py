@@ -10,7 +10,7 @@ from cryptography import x509
 from knnper.errors import CredentialError, RunError
 from knnper.files import lock_holder
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
-from knnper.server.link.registration import AUTHORIZED, census
+from knnper.server.link.registration import AUTHORIZED, list_clients
 from knnper.server.link.setup import LOCK
 from knnper.server.settings import ServerSettings, TlsFiles
 from knnper.transport.credentials import (
@@ -69,7 +69,7 @@ def _clients(settings: ServerSettings) -> Finding:
 
 
 def _registered(settings: ServerSettings) -> Finding:
-    clients, problems = census(settings)
+    clients, problems = list_clients(settings)
     if problems:
         return problem("; ".join(problems), "look into the server's log")
     left_out = [client.name for client in clients if client.status == AUTHORIZED]

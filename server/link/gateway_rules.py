@@ -138,11 +138,11 @@ class Rules:
         name = self.clients.names.get(key, "")
         ahead = _seconds_ahead(headers)
         if ahead is None or not -flower.AGO_S < ahead < flower.AHEAD_S:
-            raise GatewayRefusal(401, *_wrong_time(name or key, ahead))
+            raise GatewayRefusal(401, *_clock_problem(name or key, ahead))
         timestamp = headers[flower.TIMESTAMP].encode()
         signature = _decoded(headers.get(flower.SIGNATURE, ""))
         if not name and not self.insecure and path != flower.ACTIVATE:
-            raise _unknown(key, 401)
+            raise _unknown_key(key, 401)
         if not flower.is_signature(verifier, timestamp, signature):
             whose = name or "a client"
             raise GatewayRefusal(
@@ -150,7 +150,7 @@ class Rules:
             )
         if not name and not self.insecure:
             # Flower's own answer to an unknown key.
-            raise _unknown(key, 412)
+            raise _unknown_key(key, 412)
         kinds = flower.PUBLIC_KEY, flower.SIGNATURE, flower.TIMESTAMP
         signed = {header: headers[header] for header in kinds if header in headers}
         node_id = self.clients.nodes.get(key)
@@ -250,7 +250,7 @@ def _seconds_ahead(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _wrong_time(name: str, ahead: float | None) -> tuple[str, str]:
+def _clock_problem(name: str, ahead: float | None) -> tuple[str, str]:
     if ahead is None:
         return "expected the time of the signature", f"{name} gave none"
     direction = "ahead of" if ahead > 0 else "behind"
@@ -260,7 +260,7 @@ def _wrong_time(name: str, ahead: float | None) -> tuple[str, str]:
     )
 
 
-def _unknown(key: str, status: int) -> GatewayRefusal:
+def _unknown_key(key: str, status: int) -> GatewayRefusal:
     return GatewayRefusal(
         status,
         "The key is not registered with this federation, or no longer",

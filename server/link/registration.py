@@ -161,7 +161,7 @@ def reconcile(
         logger.warning("%s", problem)
     names = {fingerprint(key): name for name, key in keys.items()}
     adopts = roster_file.exists() or not by_key
-    roster, removed = _kept(registry, names, counts, before, adopts)
+    roster, removed = _unregister_removed(registry, names, counts, before, adopts)
     registered = {entry.key_sha256 for entry in roster.values()}
     for key_sha256, name in names.items():
         if key_sha256 in removed:
@@ -171,14 +171,14 @@ def reconcile(
             logger.warning(message, name, key_sha256)
         elif key_sha256 not in registered:
             node_id = registry.register(name, keys[name])
-            roster[node_id] = _of_folder(name, key_sha256, counts)
+            roster[node_id] = _folder_entry(name, key_sha256, counts)
             logger.info("registered %s (%s)", name, key_sha256)
     if roster != before or not roster_file.exists():
         write_roster(roster_file, roster)
     return roster
 
 
-def _kept(
+def _unregister_removed(
     registry: ControlPort,
     names: Mapping[str, str],
     counts: Mapping[str, int],
@@ -193,18 +193,18 @@ def _kept(
         if node.status == UNREGISTERED:
             removed.add(node.key_sha256)
         elif name is not None:
-            roster[node.node_id] = _of_folder(name, node.key_sha256, counts)
+            roster[node.node_id] = _folder_entry(name, node.key_sha256, counts)
         elif (why := _why_removed(node, known, adopts, names.values())) is not None:
             registry.unregister(node.node_id)
             removed.add(node.key_sha256)
             logger.warning("%s (%s)", why, node.key_sha256)
         else:
             used_names = {*names.values(), *(client.name for client in roster.values())}
-            roster[node.node_id] = _adopted(node, used_names)
+            roster[node.node_id] = _adopt_node(node, used_names)
     return roster, removed
 
 
-def _of_folder(name: str, key_sha256: str, counts: Mapping[str, int]) -> Registered:
+def _folder_entry(name: str, key_sha256: str, counts: Mapping[str, int]) -> Registered:
     return Registered(name, key_sha256, "folder", counts.get(name))
 
 
@@ -224,7 +224,7 @@ def _why_removed(
     )
 
 
-def _adopted(node: RegisteredNode, used_names: Collection[str]) -> Registered:
+def _adopt_node(node: RegisteredNode, used_names: Collection[str]) -> Registered:
     """Make the entry of a node that was registered with Flower's command."""
     name = node.name
     if not is_name(name) or name in used_names:
@@ -244,7 +244,7 @@ class ClientStatus:
     node_id: str | None
 
 
-def census(settings: ServerSettings) -> tuple[list[ClientStatus], list[str]]:
+def list_clients(settings: ServerSettings) -> tuple[list[ClientStatus], list[str]]:
     """Return all clients, sorted by name, and the problems met."""
     keys, problems = AuthorizedFolder(settings.authorized).keys()
     names = {fingerprint(key): name for name, key in keys.items()}

@@ -108,8 +108,10 @@ class _Upload:
     def write(self, name: str, content: bytes, start: int) -> None:
         """Store an object; refuse one that differs from its announcement."""
         if hashlib.sha256(content).hexdigest() != name:
-            raise _false("an object does not match its id")
-        _check(content, self.children[name], self.request.messages_list[0].metadata)
+            raise _invalid_reply("an object does not match its id")
+        _require_decodable(
+            content, self.children[name], self.request.messages_list[0].metadata
+        )
         os.pwrite(self.file.fileno(), content, start)
         self.places[name] = start, len(content)
 
@@ -205,7 +207,7 @@ class Replies:
         self, caller: AuthenticatedClient, request: PushMessagesRequest
     ) -> bytes:
         """Begin to receive a reply; return the answer that Flower would give."""
-        metadata, children = _checked(request)
+        metadata, children = _validate_announcement(request)
         node_id = request.node.node_id
         sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
         if metadata.src_node_id != node_id:
@@ -214,7 +216,7 @@ class Replies:
             raise GatewayRefusal(
                 400, "a reply to no message that was sent to this client"
             )
-        _check_answer(metadata, sent.metadata)
+        _require_matching_answer(metadata, sent.metadata)
         sent.unclaimed = b""
         upload = sent.upload
         if upload is not None and upload.root != metadata.message_id:
@@ -223,7 +225,7 @@ class Replies:
             try:
                 file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
             except OSError as error:
-                raise _no_room(error) from error
+                raise _no_storage(error) from error
             sent.upload = upload = _Upload(caller, request, children, file)
         response = PushMessagesResponse(
             results={metadata.message_id: 0},
@@ -255,7 +257,7 @@ class Replies:
             OSError,
             ValueError,
         ) as error:  # a full disk, or a file that was just closed
-            raise _no_room(error) from error
+            raise _no_storage(error) from error
 
         async def passed_on() -> None:
             if upload.is_whole:
@@ -304,10 +306,10 @@ class Replies:
         self, sent: _SentMessage, upload: _Upload, used: tuple[int, int]
     ) -> None:
         if self._quota is not None and self._used[used] > self._quota:
-            raise _too_much(self._quota, "max_upload_mb in the server's settings")
+            raise _over_quota(self._quota, "max_upload_mb in the server's settings")
         if upload.received > sent.most:
             most = f"{MOST_TIMES_SENT} times what it answers, or 64 MiB"
-            raise _too_much(sent.most, most)
+            raise _over_quota(sent.most, most)
 
     async def _forward_once(self, sent: _SentMessage, upload: _Upload) -> None:
         """Forward a complete reply, once; repeated requests wait for the same task."""
@@ -325,7 +327,7 @@ class Replies:
 
     async def _forward(self, sent: _SentMessage, upload: _Upload) -> None:
         if sent.most < await asyncio.to_thread(upload.size_in_memory):
-            refusal = _too_much(sent.most, "one piece stands in many places")
+            refusal = _over_quota(sent.most, "one piece stands in many places")
             await self._send_error_reply(sent, upload, refusal)
             raise refusal
         try:
@@ -443,32 +445,32 @@ def unreachable(error: httpx.HTTPError) -> GatewayRefusal:
     )
 
 
-def _no_room(error: Exception) -> GatewayRefusal:
+def _no_storage(error: Exception) -> GatewayRefusal:
     return GatewayRefusal(503, "a reply cannot be kept", str(error))
 
 
-def _false(why: str) -> GatewayRefusal:
+def _invalid_reply(why: str) -> GatewayRefusal:
     return GatewayRefusal(400, "the reply is not what Flower sends", why)
 
 
-def _too_much(limit: int, setting: str) -> GatewayRefusal:
+def _over_quota(limit: int, setting: str) -> GatewayRefusal:
     most = f"{limit / _MB:.0f} MB ({setting})"
     return GatewayRefusal(413, "the reply is larger than the quota", most)
 
 
-def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
+def _validate_announcement(request: PushMessagesRequest) -> tuple[Metadata, Children]:
     """Validate the announcement of a reply; return its metadata and object tree."""
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-        raise _false("expected one message with one tree")
+        raise _invalid_reply("expected one message with one tree")
     message, tree = request.messages_list[0], request.message_object_trees[0]
     if message.content.ByteSize():
-        raise _false("expected the content among the objects")
+        raise _invalid_reply("expected the content among the objects")
     times = [*request.clientapp_runtime_list]
     if len(times) > 1 or not all(0 <= seconds < math.inf for seconds in times):
-        raise _false("expected the client's seconds")
+        raise _invalid_reply("expected the client's seconds")
     children = _children(tree)
     if message.metadata.message_id != tree.object_id:
-        raise _false("expected the message's id at the root of the tree")
+        raise _invalid_reply("expected the message's id at the root of the tree")
     return message.metadata, children
 
 
@@ -478,19 +480,19 @@ def _children(tree: ObjectTree) -> Children:
     for part in flower.parts_of(tree):
         children = tuple(child.object_id for child in part.children)
         if not flower.is_object_id(part.object_id):
-            raise _false("found an id that is no SHA-256")
+            raise _invalid_reply("found an id that is no SHA-256")
         if len(set(children)) != len(children):
-            raise _false("found an object twice below another")
+            raise _invalid_reply("found an object twice below another")
         if children_of.setdefault(part.object_id, children) != children:
-            raise _false("found an object with two kinds of children")
+            raise _invalid_reply("found an object with two kinds of children")
     return children_of
 
 
-def _check_answer(reply: Metadata, question: Metadata) -> None:
+def _require_matching_answer(reply: Metadata, question: Metadata) -> None:
     ends = question.created_at + question.ttl + flower.TTL_TOLERANCE_S
     is_in_time = 0 < reply.ttl < math.inf and 0 < reply.created_at < math.inf
     if not is_in_time or reply.created_at + reply.ttl > ends:
-        raise _false("found a time that is not that of an answer")
+        raise _invalid_reply("found a time that is not that of an answer")
     if (
         reply.run_id != question.run_id
         or reply.dst_node_id != flower.SUPERLINK
@@ -502,7 +504,9 @@ def _check_answer(reply: Metadata, question: Metadata) -> None:
         )
 
 
-def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> None:
+def _require_decodable(
+    content: bytes, children: tuple[str, ...], announced: Metadata
+) -> None:
     """Refuse an object that Flower or the run could not decode."""
     try:
         head = content[: content.index(b"\0", 0, _LARGEST_RECORD) + 1]
@@ -517,9 +521,9 @@ def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> No
         else:
             is_valid &= _is_valid(kind, content, children, announced)
     except _UNREADABLE as error:
-        raise _false(f"found an object that cannot be read: {error}") from error
+        raise _invalid_reply(f"found an object that cannot be read: {error}") from error
     if not is_valid or len(named) != len(children) or set(named) != set(children):
-        raise _false(f"found a {kind[:20]} that is not what was announced")
+        raise _invalid_reply(f"found a {kind[:20]} that is not what was announced")
 
 
 def _is_valid(

@@ -122,7 +122,7 @@ def keep_to_owner(folder: Path) -> None:
     os.umask(_OTHERS)
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
-    num_open = sum(_closed(path) for path in (folder, *folder.rglob("*")))
+    num_open = sum(_remove_permissions(path) for path in (folder, *folder.rglob("*")))
     if num_open:
         message = (
             "other users could get at %d files and folders in %s; their permissions "
@@ -131,7 +131,7 @@ def keep_to_owner(folder: Path) -> None:
         logger.warning(message, num_open, folder)
 
 
-def _closed(path: Path) -> bool:
+def _remove_permissions(path: Path) -> bool:
     """Remove other users' permissions on an own file; return whether there were any."""
     try:
         status = path.lstat()
@@ -150,7 +150,7 @@ def client_yaml(name: str, server: Address, insecure: bool) -> str:
     return _CLIENT.format(name=name, server=server, security=security)
 
 
-def found(
+def create_federation(
     folder: FederationFolder,
     hosts: Sequence[str],
     port: int = 8443,
@@ -236,7 +236,7 @@ def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str
     return names
 
 
-def known_server(folder: FederationFolder, host: str | None) -> Address:
+def gateway_address(folder: FederationFolder, host: str | None) -> Address:
     """Return the address at which clients reach the gateway."""
     settings = read_server(folder.server_file)
     port = settings.listen_address.port

@@ -14,7 +14,12 @@ from typer.testing import CliRunner
 from knnper.cli.federation import federation
 from knnper.cli.site import site
 from knnper.files import FileLock
-from knnper.server.link.setup import LOCK, FederationFolder, add_client, found
+from knnper.server.link.setup import (
+    LOCK,
+    FederationFolder,
+    add_client,
+    create_federation,
+)
 from knnper.server.settings import read_server
 from knnper.transport.credentials import Address
 from tests.client.doctor.scripted_server import Script, answering
@@ -28,7 +33,7 @@ REGISTERED = (400, '{"code": 2003, "detail": "", "standing": %s}')
 def place(tmp_path: Path) -> FederationFolder:
     """Return a federation with the client site-a, whose service takes any port."""
     place = FederationFolder(tmp_path / "fed")
-    found(place, ["127.0.0.1"], free_port(), free_port())
+    create_federation(place, ["127.0.0.1"], free_port(), free_port())
     client = add_client(place, "site-a", Address("127.0.0.1", 1))
     inputs = np.arange(20 * 4, dtype=np.uint8).reshape(20, 2, 2)
     split = ["train"] * 14 + ["validation"] * 3 + ["test"] * 3

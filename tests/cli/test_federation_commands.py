@@ -18,7 +18,7 @@ from knnper.cli.watching import Watch
 from knnper.experiment import to_yaml
 from knnper.server.link import doctor, registration, submission
 from knnper.server.link.registration import RegisteredNode, RunStatus
-from knnper.server.link.setup import FederationFolder, found
+from knnper.server.link.setup import FederationFolder, create_federation
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.server.settings import ServerSettings
@@ -75,7 +75,7 @@ def operator(
 ) -> Operator:
     """Found a federation with a run that can be resumed."""
     folder = FederationFolder(tmp_path / "fed")
-    found(folder, ["localhost"], insecure=request.param == "insecure")
+    create_federation(folder, ["localhost"], insecure=request.param == "insecure")
     RunFolder.create(tmp_path / "run", over_sites(experiment()))
     return Operator(folder, tmp_path / "run", monkeypatch)
 

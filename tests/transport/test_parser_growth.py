@@ -187,7 +187,7 @@ def record_of(kind: str, body: bytes) -> bytes:
 
 
 def checked(content: bytes) -> None:
-    replies._check(content, (), Metadata())
+    replies._require_decodable(content, (), Metadata())
 
 
 def validation_with_tensors(count: int) -> str:
@@ -217,7 +217,7 @@ SERVER: dict[str, tuple[int, Make, Parse]] = {
         *(50_000, lambda n: n * b"\x0a\x80\x01"),
         lambda body: gateway_rules.parsed(flower.PUSH_MESSAGES, body),
     ),
-    "tree of a reply": (*(2000, wide_tree), replies._checked),
+    "tree of a reply": (*(2000, wide_tree), replies._validate_announcement),
     "levels of an object": (
         *(50_000, lambda n: record_of("RecordDict", n * b"[")),
         checked,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knnper.server.link.registration import census
-from knnper.server.link.setup import FederationFolder, add_client, found
+from knnper.server.link.registration import list_clients
+from knnper.server.link.setup import FederationFolder, add_client, create_federation
 from knnper.server.link.submission import status
 from knnper.server.link.superlink import CONNECTION
 from knnper.server.settings import ServerSettings, read_server
@@ -36,7 +36,7 @@ class RunningServer:
 
     @property
     def statuses(self) -> dict[str, str]:
-        return {one.name: one.status for one in census(self.settings)[0]}
+        return {one.name: one.status for one in list_clients(self.settings)[0]}
 
     def add(self, name: str) -> Path:
         """Return the folder of a new client."""
@@ -105,7 +105,7 @@ def running_server(
     """Found a federation in ``folder`` and run its server until the end."""
     federation = FederationFolder(folder)
     port, control_port = processes.free_ports(2)
-    found(federation, [processes.LOCALHOST], port, control_port, insecure)
+    create_federation(federation, [processes.LOCALHOST], port, control_port, insecure)
     for name in clients:
         add_client(federation, name, Address(processes.LOCALHOST, port))
     environment = {"PATH": processes.BIN_IN_PATH, "COLUMNS": "500"}

@@ -8,7 +8,7 @@ import pytest
 
 from knnper.server.link.authorized import AuthorizedFolder
 from knnper.server.link.doctor import is_running, server_checks
-from knnper.server.link.setup import LOCK, FederationFolder, found
+from knnper.server.link.setup import LOCK, FederationFolder, create_federation
 from knnper.server.settings import read_server
 from knnper.transport.credentials import (
     issue_server_certificate,
@@ -24,7 +24,7 @@ from tests.processes import free_port
 @pytest.fixture
 def place(tmp_path: Path) -> FederationFolder:
     place = FederationFolder(tmp_path / "fed")
-    found(place, ["127.0.0.1"], free_port(), free_port())
+    create_federation(place, ["127.0.0.1"], free_port(), free_port())
     AuthorizedFolder(place.authorized).add("site-a", new_node_key().public_key())
     return place
 
@@ -165,7 +165,7 @@ def test_wrong_files_among_the_clients(place: FederationFolder) -> None:
 
 def test_without_certificates(tmp_path: Path) -> None:
     place = FederationFolder(tmp_path / "fed")
-    found(place, ["127.0.0.1"], free_port(), free_port(), insecure=True)
+    create_federation(place, ["127.0.0.1"], free_port(), free_port(), insecure=True)
     findings = looked_at(place)
     assert findings["tls"].verdict is Verdict.WARNING
     assert "certificate" not in findings

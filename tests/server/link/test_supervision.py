@@ -115,7 +115,7 @@ def test_messages_of_finished_runs_take_no_room(
     for number in range(3):
         wait_until(lambda: not server.commands.processes("flwr-serverapp"))
         folder = tmp_path / str(number)
-        run = submitted(server, folder, [client.node_id], size=5_000_000)
+        run = submitted(server, folder, [client.node_id], size=5_000_000, seconds=600)
         client.receive()
         before = size()
         # 20 MB that are never fetched.
