@@ -11,12 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from knnper.datastore.database import (
+from knnper.datastore.connection import (
     PAGE_BYTES,
     Connection,
-    connect_unlogged,
+    connect_without_log,
     transaction,
-    understood,
+    translate_errors,
 )
 from knnper.datastore.examples import StoreDamagedError
 from knnper.errors import CheckpointError, RunError
@@ -132,13 +132,13 @@ class ClientStateStore:
         try:
             # Not kept open: a process that is forked may not use its parent's.
             with (
-                contextlib.closing(connect_unlogged(path, page_bytes)) as connection,
-                understood(path),
+                contextlib.closing(connect_without_log(path, page_bytes)) as connection,
+                translate_errors(path),
             ):
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE}")
                 yield connection
         except StoreDamagedError as error:
-            raise self._unreadable(client, error.found) from error
+            raise self._unreadable(client, error.problem) from error
 
     def _unreadable(self, client: str, why: object) -> CheckpointError:
         return CheckpointError(

@@ -190,8 +190,8 @@ class StoreMismatchError(StoreError):
 class StoreDamagedError(StoreError):
     """The store's files are not what was written."""
 
-    # what is wrong, without how to mend it; empty where the text alone says it
-    found: str = ""
+    # the problem alone, without its fix; empty if the message has no such part
+    problem: str = ""
 
 
 class ExamplesMissingError(StoreDamagedError):

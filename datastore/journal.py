@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from knnper.datastore.database import StoreRow, row_checksum
 from knnper.datastore.examples import StoreBusyError, StoreDamagedError, StoreError
+from knnper.datastore.tables import StoreRow, row_checksum
 from knnper.files import FileLock, LockHeldError, open_plain
 
 _LOG = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.datastore.database import row_bytes
 from knnper.datastore.examples import (
     Contents,
     Ids,
@@ -19,6 +18,7 @@ from knnper.datastore.examples import (
     StreamState,
 )
 from knnper.datastore.index import FlatSettings, IndexSettings
+from knnper.datastore.tables import row_bytes
 from knnper.errors import ConfigError, Problem
 from knnper.own import Door, Kind, local_door
 from knnper.seeding import RandomKey

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
-from knnper.datastore.database import Change, Rows, Version
+from knnper.datastore.database import Change, Rows
 from knnper.datastore.examples import (
     Contents,
     ExamplesMissingError,
@@ -46,6 +46,7 @@ from knnper.datastore.index import (
     VectorIndex,
     Vectors,
 )
+from knnper.datastore.tables import Version
 from knnper.files import open_plain, read_plain, sync_to_disc, write_atomically
 
 _LOG = logging.getLogger(__name__)
@@ -332,9 +333,9 @@ class LiveView:
 
     def _open(self) -> None:
         """Follow the rows as they are now; called inside `Rows.reading`."""
-        self.head = self._rows.head()
+        self.state = self._rows.state()
         contents = self._rows.contents()
-        active = self.head.active
+        active = self.state.active
         index = None
         if self._cache is not None:
             index = self._cache.load(active, self._settings)
@@ -362,11 +363,11 @@ class LiveView:
 
     def _catch_up(self) -> None:
         with self._rows.reading():
-            head, held = self._rows.head(), self.view.contents
-            if self._is_torn or head.active != self.head.active:
+            head, held = self._rows.state(), self.view.contents
+            if self._is_torn or head.active != self.state.active:
                 self._open()
                 return
-            if head.num_removed == self.head.num_removed:
+            if head.num_removed == self.state.num_removed:
                 removed = np.empty(0, np.int64)
                 added = self._rows.contents(after=int(held.ids.max(initial=0)))
             else:
@@ -376,7 +377,7 @@ class LiveView:
             vectors = self._reads(head.active)(added.ids)
         # Not inside the block above: a search may hold the view and wait for the rows.
         self._change(added, vectors, removed)
-        self.head = head
+        self.state = head
 
     def _renew(self) -> None:
         """Build a reader's index anew: this thread waits for it, no other does."""
@@ -409,7 +410,7 @@ class LiveView:
         """Make a change for good, then let searches see it."""
         vectors = change.embeddings
         if vectors is None:
-            vectors = np.empty((0, self.head.active.embedding_dim), np.float32)
+            vectors = np.empty((0, self.state.active.embedding_dim), np.float32)
         try:
             self._rows.apply(change)
         except BaseException:
@@ -417,7 +418,7 @@ class LiveView:
             self._is_behind = True
             raise
         with self._torn_if_cut_short(), self._refreshing:
-            self.head = self._rows.head()
+            self.state = self._rows.state()
             self._change(change.added, vectors, change.removed)
         self.num_unsaved += len(change.added) + len(change.removed)
 
@@ -462,13 +463,13 @@ class LiveView:
             with self._refreshing:
                 with self.lock:
                     self.view = self._view(index, contents, version)
-                self.head = self._rows.head()
+                self.state = self._rows.state()
         self.save()
 
     def save(self) -> None:
         """Save the index."""
         if self._cache is not None:
-            self._cache.save(self.view.index, self.head.active, self._settings)
+            self._cache.save(self.view.index, self.state.active, self._settings)
         self.num_unsaved = 0
 
     def save_if_outdated(self) -> None:

@@ -15,18 +15,13 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.datastore.database import (
-    Change,
-    Rows,
-    StoreRow,
-    Version,
+from knnper.datastore.connection import (
     connect,
-    connection_damaged,
-    create,
-    opened,
-    require_tables,
+    database_damaged,
+    open_reader,
     transaction,
 )
+from knnper.datastore.database import Change, Rows
 from knnper.datastore.examples import (
     Added,
     Contents,
@@ -52,6 +47,7 @@ from knnper.datastore.journal import (
 )
 from knnper.datastore.policy import StoreSettings, forget, policy_of, require_settings
 from knnper.datastore.search import IndexCache, LiveView
+from knnper.datastore.tables import StoreRow, Version, create_tables, require_tables
 from knnper.errors import DataError
 from knnper.files import require_plain, whole_folder, write_atomically
 from knnper.seeding import RandomKey
@@ -209,12 +205,12 @@ class StoreReader:
     @property
     def embedding_dim(self) -> int:
         """p, the size of a representation."""
-        return self._live.head.active.embedding_dim
+        return self._live.state.active.embedding_dim
 
     @property
     def fingerprint(self) -> str:
         """Of the model that embedded what is searched."""
-        return self._live.head.active.fingerprint
+        return self._live.state.active.fingerprint
 
     @property
     def capacity(self) -> int | None:
@@ -336,7 +332,7 @@ class Store(StoreReader):
             embeddings = new.embeddings.detach().numpy()
             if new.external_ids is not None:
                 _require_names(self._rows, new.external_ids, len(new))
-            head, stored = self._live.head, self._live.view.contents
+            head, stored = self._live.state, self._live.view.contents
             offered = _arriving(new, head.stream.num_offered, stored)
             decision = policy_of(self.settings.policy).decide(
                 stored,
@@ -390,7 +386,7 @@ class Store(StoreReader):
                 return ids
             held = self._live.view.contents
             labels = held.labels[held.positions(ids)]
-            stream = forget(self._live.head.stream, labels)
+            stream = forget(self._live.state.stream, labels)
             self._live.apply(Change(stream=stream, removed=ids, must_erase=True))
             self._live.forget()
         return ids
@@ -466,7 +462,7 @@ class Store(StoreReader):
         """Search the embeddings from before the last `reembed`, if all have one."""
         with self._alone(), self._changing:
             known = {version.number: version for version in self._rows.versions()}
-            version = known.get(self._live.head.previous or 0)
+            version = known.get(self._live.state.previous or 0)
             if version is None:
                 raise StoreError(
                     "there is nothing to roll back to: the store was never embedded "
@@ -588,7 +584,7 @@ def create_store(
             contextlib.closing(connect(path, writable=True)) as connection,
             transaction(connection, path, writing=True),
         ):
-            create(connection, row, fingerprint, embedding_dim)
+            create_tables(connection, row, fingerprint, embedding_dim)
         write_atomically(draft / ACKNOWLEDGED, Acknowledged.of(row).encoded())
     return open_store(folder, writable=True)
 
@@ -637,7 +633,7 @@ def open_store(
         if writable:
             _tidy_up(rows, cache)
         live = LiveView(rows, cache, identity.settings.index)
-        require_model(live.head.active.fingerprint, fingerprint)
+        require_model(live.state.active.fingerprint, fingerprint)
         return (Store if writable else StoreReader)(
             rows,
             live,
@@ -677,15 +673,13 @@ def read_identity(folder: Path) -> Identity:
     path = folder / DATABASE
     # Read before the database: a writer may acknowledge further changes meanwhile.
     acknowledged = Acknowledged.read(folder)
-    with opened(path) as connection, transaction(connection, path, writing=False):
+    with open_reader(path) as connection, transaction(connection, path, writing=False):
         require_tables(connection, path)
         row = StoreRow.read(connection, path)
     if row.store_id != acknowledged.store_id:
-        raise connection_damaged(
-            path, "the files in its folder are of different stores"
-        )
+        raise database_damaged(path, "the files in its folder are of different stores")
     if row.num_changes < acknowledged.num_changes:
-        raise connection_damaged(
+        raise database_damaged(
             path,
             f"found {row.num_changes} changes, expected the {acknowledged.num_changes} "
             "that were acknowledged; its log is damaged or missing",
@@ -700,7 +694,7 @@ def identity_of(row: StoreRow) -> Identity:
         settings = _SETTINGS.validate_json(row.settings)
     except ValidationError as error:
         raise StoreDamagedError(
-            "the store's classes and settings cannot be understood; open it with the "
+            "the store's classes and settings cannot be read; open it with the "
             "version of this software that wrote it"
         ) from error
     if len(row.stream_state.num_seen) != spec.num_classes:
@@ -727,7 +721,7 @@ def require_database(folder: Path) -> None:
 def configure_store(folder: Path, settings: StoreSettings) -> None:
     """Change the settings of a store; another index is built when it is opened next."""
     with open_rows(folder, writable=True) as (identity, rows):
-        spec, dim = identity.spec, rows.head().active.embedding_dim
+        spec, dim = identity.spec, rows.state().active.embedding_dim
         require_settings(settings, spec, dim)
         most, num_stored = settings.most_examples(spec, dim), len(rows.contents())
         if most is not None and most < num_stored:
@@ -741,7 +735,7 @@ def configure_store(folder: Path, settings: StoreSettings) -> None:
 
 def _tidy_up(rows: Rows, cache: IndexCache) -> None:
     """Finish what a writer that was killed had begun."""
-    rows.settle()
+    rows.recover()
     if rows.row().erasing:
         cache.clear()
         rows.erase_removed()

@@ -18,7 +18,7 @@ from knnper.data.dividing import clean_name
 from knnper.data.folders import no_folder_reason, unreachable_reason
 from knnper.data.images import ImageShape, decode_all
 from knnper.data.numpy_files import Array, load_array, load_arrays
-from knnper.datastore.database import ROWS_AT_ONCE, Rows, Version
+from knnper.datastore.database import Rows
 from knnper.datastore.examples import (
     Ids,
     NewExamples,
@@ -37,6 +37,7 @@ from knnper.datastore.store import (
     open_rows,
     require_arrivals,
 )
+from knnper.datastore.tables import ROWS_AT_ONCE, Version
 from knnper.errors import DataError, warn_once
 from knnper.files import lock_holder, sync_to_disc
 
@@ -256,7 +257,7 @@ def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
 
 
 def _fill(archive: zipfile.ZipFile, rows: Rows, identity: Identity) -> int:
-    contents, active, spec = rows.contents(), rows.head().active, identity.spec
+    contents, active, spec = rows.contents(), rows.state().active, identity.spec
     ids = contents.ids
     if spec.input is not None:
         shape = (len(ids), *spec.input.shape)
@@ -398,7 +399,7 @@ class Summary:
 def summarize(folder: Path) -> Summary:
     """Return what the store in ``folder`` is; another process may write meanwhile."""
     with open_rows(folder) as (identity, rows), rows.reading():
-        head, contents = rows.head(), rows.contents()
+        head, contents = rows.state(), rows.contents()
         versions, is_erasing = tuple(rows.versions()), bool(rows.row().erasing)
     spec, settings, dim = identity.spec, identity.settings, head.active.embedding_dim
     files = {

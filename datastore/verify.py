@@ -13,24 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from knnper.datastore.database import (
-    ROWS_AT_ONCE,
-    Change,
-    Rows,
-    StoreRow,
-    Version,
-    as_contents,
-    blob_tables,
-    contents_of,
-    damaged,
-    damaged_examples,
-    is_intact,
-    log_of,
-    opened,
-    read_damaged_text,
-    row_checksum,
-    vectors_table,
-)
+from knnper.datastore.connection import decode_damaged_text, log_path, open_reader
+from knnper.datastore.database import Change, Rows
 from knnper.datastore.examples import (
     Ids,
     Selection,
@@ -57,6 +41,19 @@ from knnper.datastore.store import (
     open_rows,
     open_store,
     require_database,
+)
+from knnper.datastore.tables import (
+    ROWS_AT_ONCE,
+    StoreRow,
+    Version,
+    as_contents,
+    blob_tables,
+    damaged_blobs,
+    damaged_examples,
+    is_intact,
+    read_blobs,
+    row_checksum,
+    vectors_table,
 )
 from knnper.files import lock_holder
 
@@ -105,7 +102,7 @@ def salvage(folder: Path, target: Path) -> Salvage:
             identity.settings,
         ).close()
         with open_rows(draft, writable=True) as (_, rows):
-            new_version = rows.head().active.number
+            new_version = rows.state().active.number
             for change in remains.changes():
                 rows.apply(replace(change, version=new_version))
     return remains.report()
@@ -134,12 +131,12 @@ def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
         )
         path = Path(copy) / DATABASE
         shutil.copyfile(folder / DATABASE, path)
-        if log_of(folder / DATABASE).is_file():
-            shutil.copyfile(log_of(folder / DATABASE), log_of(path))
+        if log_path(folder / DATABASE).is_file():
+            shutil.copyfile(log_path(folder / DATABASE), log_path(path))
         connection = stack.enter_context(contextlib.closing(sqlite3.connect(path)))
         # SQLite then reads a file that is shorter than its header claims.
         connection.execute("PRAGMA writable_schema = ON")
-        read_damaged_text(connection)
+        decode_damaged_text(connection)
         try:
             remains = _Remains(connection, path, acknowledged)
         except (sqlite3.Error, StoreDamagedError) as error:
@@ -282,7 +279,7 @@ def delete_examples(folder: Path, ids: Ids) -> None:
 
 def _delete_unopened(folder: Path, ids: Ids) -> None:
     with open_rows(folder, writable=True) as (_, rows):
-        stream, labels = rows.head().stream, rows.labels_as_found(ids)
+        stream, labels = rows.state().stream, rows.unchecked_labels(ids)
         num_classes = len(stream.num_seen)
         # As far as its labels can be believed.
         known = [
@@ -336,7 +333,7 @@ def _verdict(folder: Path) -> Verdict:
     try:
         with (
             open_rows(folder) as (identity, rows),
-            opened(folder / DATABASE) as connection,
+            open_reader(folder / DATABASE) as connection,
         ):
             connection.execute("BEGIN")
             check = DatabaseCheck(folder, identity.spec, connection, rows)
@@ -351,7 +348,7 @@ def _verdict(folder: Path) -> Verdict:
                 )
                 return Verdict((*check.erasure(), *of_index), *counted)
     except StoreDamagedError as error:
-        findings = (Finding(error.found or str(error), to_restore(folder)),)
+        findings = (Finding(error.problem or str(error), to_restore(folder)),)
         counted = 0, 0
     saving = None
     # A process may write, or nothing can be read.
@@ -419,7 +416,7 @@ class DatabaseCheck:
             self.rows.contents()
             self.rows.versions()
         except StoreDamagedError as error:
-            yield self._lost(error.found)
+            yield self._lost(error.problem)
 
     def _content(self, table: str) -> Iterator[Finding]:
         orphans = self._ids(
@@ -427,7 +424,7 @@ class DatabaseCheck:
         )
         if orphans:
             yield self._lost(f"{table} has rows of no example: {named(orphans)}")
-        wrong = {*damaged(self.connection, table), *self._misfits(table)}
+        wrong = {*damaged_blobs(self.connection, table), *self._misfits(table)}
         wrong -= set(orphans)
         if wrong:
             yield self._damage(f"{table} is not what was written", sorted(wrong))
@@ -441,7 +438,7 @@ class DatabaseCheck:
                 "SELECT embedding_dim FROM versions WHERE number = ?", table[11:]
             )
             expected = 4 * dim[0][0] if dim else -1
-        parts = contents_of(self.connection, table)
+        parts = read_blobs(self.connection, table)
         for example, content in itertools.chain.from_iterable(parts):
             if len(content) != expected or (
                 is_vector and not np.isfinite(np.frombuffer(content, np.float32)).all()
@@ -487,7 +484,7 @@ def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]
         yield "is not what was written"
         return
     with rows.reading():
-        active = rows.head().active
+        active = rows.state().active
         settings = identity.settings.index
         if cache.distrust(active, settings) is not None:
             return
@@ -501,14 +498,14 @@ def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]
 
 def _content_faults(index: VectorIndex, rows: Rows) -> Iterator[str]:
     """Yield how an index contradicts the rows; it may lack some, or have old ones."""
-    unknown = index.ids[index.ids > rows.head().stream.num_offered]
+    unknown = index.ids[index.ids > rows.state().stream.num_offered]
     if len(unknown):
         yield f"has examples that never were: {named(unknown.tolist())}"
     if not index.keeps_vectors:
         return
     ids = np.intersect1d(index.ids, rows.contents().ids)
     for part in np.array_split(ids, 1 + len(ids) // 1024):
-        stored = rows.vectors(part, rows.head().active.number)
+        stored = rows.vectors(part, rows.state().active.number)
         differs = (index.vectors(part) != stored).any(axis=1)
         if differs.any():
             found = named(part[differs].tolist())

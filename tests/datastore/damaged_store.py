@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from knnper.datastore.database import PAGE_BYTES, log_of
+from knnper.datastore.connection import PAGE_BYTES, log_path
 from knnper.datastore.examples import Selection
 from knnper.datastore.store import DATABASE, Store, open_store
 from tests.datastore.small_store import small_store, some
@@ -68,4 +68,4 @@ def write_flipped(path: Path, content: bytes, bit: int) -> None:
 
 def log_in(folder: Path) -> Path:
     """Return the log of a store."""
-    return log_of(folder / DATABASE)
+    return log_path(folder / DATABASE)

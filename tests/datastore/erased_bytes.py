@@ -2,20 +2,21 @@
 
 from pathlib import Path
 
-from knnper.datastore.database import blob_tables, contents_of, opened
+from knnper.datastore.connection import open_reader
 from knnper.datastore.examples import Ids
 from knnper.datastore.store import DATABASE
+from knnper.datastore.tables import blob_tables, read_blobs
 
 WINDOW_BYTES = 16
 
 
 def stored_bytes(folder: Path, ids: Ids) -> list[bytes]:
     """Read the inputs and all embeddings of examples from the database."""
-    with opened(folder / DATABASE) as connection:
+    with open_reader(folder / DATABASE) as connection:
         return [
             content
             for table in blob_tables(connection)
-            for rows in contents_of(connection, table, ids)
+            for rows in read_blobs(connection, table, ids)
             for _, content in rows
         ]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knnper.datastore.database import StoreRow
 from knnper.datastore.examples import InputLayout, StoreDamagedError, StoreError
 from knnper.datastore.index import FlatSettings
 from knnper.datastore.journal import ACKNOWLEDGED
@@ -26,6 +25,7 @@ from knnper.datastore.store import (
     open_store,
     read_identity,
 )
+from knnper.datastore.tables import StoreRow
 from knnper.datastore.transfer import export_store, summarize
 from knnper.datastore.verify import delete_examples, salvage, verify
 from knnper.files import ForeignFileError

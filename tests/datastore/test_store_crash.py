@@ -79,7 +79,7 @@ def _change(store: Store, kind: str, generator: np.random.Generator, tell: Any) 
 def _add(store: Store, generator: np.random.Generator, tell: Any) -> None:
     count = int(generator.choice([1, 1, 7, 40]))
     labels = generator.integers(0, SPEC.num_classes, count).tolist()
-    first = store._live.head.stream.num_offered + 1
+    first = store._live.state.stream.num_offered + 1
     tell("add", first, labels)
     inputs = torch.tensor([input_of(first + i, y) for i, y in enumerate(labels)])
     new = NewExamples(embed(inputs, store.fingerprint), torch.tensor(labels), inputs)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knnper.datastore.database import PAGE_BYTES
+from knnper.datastore.connection import PAGE_BYTES
 from knnper.datastore.examples import StoreDamagedError, StoreError
 from knnper.datastore.journal import ACKNOWLEDGED
 from knnper.datastore.store import DATABASE, INDEX, LOCK, Store, open_store

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.datastore.database import Rows, Version, transaction
+from knnper.datastore.connection import transaction
+from knnper.datastore.database import Rows
 from knnper.datastore.examples import (
     InputLayout,
     NewExamples,
@@ -36,6 +37,7 @@ from knnper.datastore.store import (
     empty_memory_store,
     open_store,
 )
+from knnper.datastore.tables import Version
 from knnper.datastore.verify import verify
 from tests.datastore.index_kinds import GRAPH, KINDS, RERANKED
 from tests.datastore.small_store import examples, forked, ids, new_store
@@ -127,7 +129,7 @@ def test_upkeep_that_fails_is_no_error_of_the_addition(
 def test_a_reader_that_lingers_does_not_hold_up_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("knnper.datastore.database.LOG_BYTES", 10_000)
+    monkeypatch.setattr("knnper.datastore.connection.LOG_BYTES", 10_000)
     store = new_store(tmp_path / "s", 3)
     with open_store(tmp_path / "s") as reader, reader._rows.reading():
         assert len(reader._rows.contents()) == 3

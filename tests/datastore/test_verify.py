@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knnper.datastore.database import PAGE_BYTES, Log, content_checksum
+from knnper.datastore.connection import PAGE_BYTES, WriteAheadLog
 from knnper.datastore.examples import (
     Selection,
     StoreBusyError,
@@ -27,6 +27,7 @@ from knnper.datastore.store import (
     open_rows,
     open_store,
 )
+from knnper.datastore.tables import blob_checksum
 from knnper.datastore.verify import (
     Salvage,
     delete_examples,
@@ -98,7 +99,7 @@ DAMAGES: list[tuple[str, str, str]] = [
     ("DELETE FROM embeddings_1 WHERE id = 9", "embeddings_1 lacks a row: 9", "delete"),
     ("DELETE FROM inputs WHERE id < 3", "2 examples: inputs lacks a row: 1, 2", "--id"),
     ("DELETE FROM examples WHERE id = 5", "inputs has rows of no example: 5", "backup"),
-    ("UPDATE store SET num_removed = 7", "its classes and its capacity", "restore"),
+    ("UPDATE store SET num_removed = 7", "its classes and capacity", "restore"),
     ("UPDATE examples SET arrival = 1000.5 WHERE id = 4", SMALL, "--id 4"),
     ("UPDATE examples SET external_id = 'file/99' WHERE id = 4", SMALL, "--id 4"),
     (
@@ -141,7 +142,7 @@ def test_an_erasure_that_was_cut_short_is_found(folder: Path) -> None:
 def set_vector(folder: Path, vector: bytes) -> None:
     """Change an embedding, with a checksum that fits: as if written like this."""
     statement = "UPDATE embeddings_1 SET vector = ?, checksum = ? WHERE id = 2"
-    change(folder, statement, vector, content_checksum("embeddings_1", 2, 1, vector))
+    change(folder, statement, vector, blob_checksum("embeddings_1", 2, 1, vector))
 
 
 def test_numbers_that_are_not_finite_are_found(folder: Path) -> None:
@@ -162,7 +163,7 @@ def test_numbers_that_are_not_finite_are_found(folder: Path) -> None:
 def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> None:
     change(folder, f"UPDATE store SET {assignment}")
     (found,) = findings(folder)
-    assert "its classes and its capacity, is not what was written" in found
+    assert "its classes and capacity, is not what was written" in found
     assert "pydantic" not in found
 
 
@@ -208,7 +209,7 @@ def test_nothing_is_changed(folder: Path) -> None:
 
 def num_seen(folder: Path) -> list[int]:
     with open_store(folder) as store:
-        seen: list[int] = store._rows.head().stream.num_seen.tolist()
+        seen: list[int] = store._rows.state().stream.num_seen.tolist()
         return seen
 
 
@@ -388,13 +389,13 @@ def test_what_is_being_erased_does_not_come_back(tmp_path: Path) -> None:
     small_store(folder, count=2000).close()
     kept = tuple(range(1, 1900))
 
-    def killed(log: Log) -> None:
+    def killed(log: WriteAheadLog) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def work(store: Store) -> None:
         with pytest.MonkeyPatch.context() as patched:
             # After the database was written anew, and only in the log.
-            patched.setattr(Log, "empty", killed)
+            patched.setattr(WriteAheadLog, "empty", killed)
             store.delete(Selection(ids=kept))
 
     left_by_a_kill(folder, work)
