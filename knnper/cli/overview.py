@@ -11,7 +11,7 @@ from knnper.cli.terminal import print_table, say, tell
 from knnper.cli.watching import failures_in
 from knnper.errors import KnnPerError, RunError
 from knnper.server.link import doctor
-from knnper.server.link.registration import ClientStatus, list_clients
+from knnper.server.link.registration import ONLY_FOLDER, ClientStatus, list_clients
 from knnper.server.run_folder import RunFolder, is_run
 from knnper.server.settings import ServerSettings
 from knnper.simulation.catalogue import experiment_catalogue
@@ -81,7 +81,7 @@ def take_snapshot(settings: ServerSettings, run: Path | None = None) -> Snapshot
     clients, problems = list_clients(settings)
     is_running = doctor.is_running(settings.state)
     if not is_running:  # the snapshot itself shows it
-        problems = [text for text in problems if not text.startswith("Only what")]
+        problems = [text for text in problems if not text.startswith(ONLY_FOLDER)]
     folders = _runs(settings) if run is None else [run_folder(settings, run)]
     runs = sorted(map(_snapshot, folders), key=lambda snapshot: snapshot.changed or 0.0)
     return Snapshot(settings, is_running, clients, runs, problems)

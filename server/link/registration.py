@@ -33,6 +33,8 @@ from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import Address, fingerprint
 
 UNREGISTERED = "unregistered"
+# Begin of the problem that `list_clients` reports while the server does not run.
+ONLY_FOLDER = "Only clients of the folder are listed"
 FINISHED = "finished"
 logger = logging.getLogger(__name__)
 AUTHORIZED = "authorized"  # status of a client in the folder that is not registered yet
@@ -253,7 +255,7 @@ def list_clients(settings: ServerSettings) -> tuple[list[ClientStatus], list[str
         with control_port(settings) as control:
             nodes = {node.key_sha256: node for node in control.nodes()}
     except RunError as error:
-        problems.append(f"Only clients of the folder are listed: {error}")
+        problems.append(f"{ONLY_FOLDER}: {error}")
     clients = [
         ClientStatus(name, AUTHORIZED, key, None)
         for key, name in names.items()
