@@ -239,7 +239,7 @@ def neighbor_vote(log_weights: Tensor, labels: Tensor, num_classes: int) -> Tens
 
 def _vote_shares(log_weights: Tensor) -> Tensor:
     """Return each neighbour's share of the vote, of shape (m, k'); rows sum to 1."""
-    # A kernel scale near zero can turn a whole row into -inf, of which softmax is NaN.
+    # A kernel scale near zero can turn a whole row into -inf, and softmax into NaN.
     return torch.softmax(
         log_weights.clamp_min(torch.finfo(log_weights.dtype).min), dim=1
     )

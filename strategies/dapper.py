@@ -129,7 +129,7 @@ class Dapper(Personalizer):
         if num_own == 0:
             return base
         count = max(1, round(self.settings.sample_factor * num_own))
-        proxy = taken(payload.sample, self.task.spec, count, rng.child("taken"))
+        proxy = draw_proxy(payload.sample, self.task.spec, count, rng.child("taken"))
 
         def alone(share: float) -> ModelPredictor:
             before = base.without_validation()
@@ -139,7 +139,7 @@ class Dapper(Personalizer):
         cover = sorted(self.settings.client_shares) if len(proxy) else [1.0]
         share = cover[-1]
         if len(cover) > 1 and len(data.validation) > 0:
-            # The smallest log-loss; of equal ones the largest λ.
+            # The smallest log-loss; ties go to the largest λ.
             share = min(
                 reversed(cover),
                 key=lambda candidate: (
@@ -242,7 +242,7 @@ def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
     return Sample(drawn.images.float(), drawn.labels.float())
 
 
-def taken(
+def draw_proxy(
     sample: Sample | None, spec: InputSpec, count: int, rng: RandomKey
 ) -> Examples:
     """Draw ``count`` examples of a sample, or all if there are fewer."""

@@ -58,7 +58,7 @@ class FedRepSettings(Settings):
         that of the round, after the last round that of the last round, and for a new
         head that of the first.
     unseen_epochs
-        Passes after the last round of an unseen client, whose head is new.
+        Passes of an unseen client, with a new head, after the last round.
     """
 
     head_epochs: PositiveInt = 10

@@ -19,7 +19,7 @@ h_i(V(φ(x), v_i)).
 Departures from the paper:
 
 - The authors' code computes v and v_i from the embeddings that the client trained in
-  its last round, and uses 0 before; here they are computed from the received ones.
+  its last round, and uses 0 before; here they come from the received embeddings.
 - The last term is the mean of each example's norm. In the code it is the norm of the
   whole mini-batch, which grows with the batch size.
 - Unseen clients train a head on the last φ, E and V.

@@ -100,7 +100,7 @@ class HeteroFLSettings(Settings):
         if len(self.shares) not in (0, len(self.widths)):
             raise ValueError(
                 f"found {len(self.shares)} shares, expected one for each of the "
-                f"{len(self.widths)} widths, or none for equal ones"
+                f"{len(self.widths)} widths, or none for equal shares"
             )
 
 
@@ -146,8 +146,8 @@ class HeteroFL(Method):
         smallest = min((*settings.widths, *settings.client_widths.values()))
         if smallest < 1 and len(task.model.buffers):
             message = (
-                "found a network with BatchNorm, whose statistics differ from width to "
-                "width; expected one without, such as norm: none"
+                "found a network with BatchNorm, expected one without, such as norm: "
+                "none, since its statistics would differ between widths"
             )
             raise ConfigError([Problem("model", message)])
         if smallest < 1 and task.frozen:

@@ -86,8 +86,8 @@ def knn_predictor(
     """Fill a client's memory with ``data``, choose λ, k and σ; return the predictor.
 
     If ``base`` was trained on both splits, the choice is made with its
-    `without_validation`, to which the validation split is new, and with a store of that
-    predictor's embeddings.
+    `without_validation`, which has not seen the validation split, and with a store of
+    that predictor's embeddings.
     """
 
     def embed_by(

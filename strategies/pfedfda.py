@@ -134,9 +134,9 @@ class PFedFDAUpdate(SharedUpdate):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBodyPredictor(ModelPredictor):
-    """A predictor whose body is that of another model, which computes its embeddings.
+    """A predictor with the body of another model, by which it embeds.
 
-    So the embeddings of the shared body are computed once for both.
+    The pool then computes the embeddings of the shared body only once.
     """
 
     shared: Tensor  # the other model, shape (num_weights,)

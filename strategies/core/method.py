@@ -406,7 +406,7 @@ def _all_differ(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 ALL_DIFFER = AfterValidator(_all_differ)
-"""Validates a grid of values, each of which costs a client one model."""
+"""Validates that the values of a grid differ, since each costs a client one model."""
 
 
 def wrong_shape(update: Any, **shapes: tuple[int, ...]) -> str | None:

@@ -131,8 +131,8 @@ def optimizer(task: Task, learning_rate: float) -> optim.Optimizer | Sgd:
             for parameter in model.module.parameters()
             if parameter.requires_grad
         ]
-        own: optim.Optimizer = chosen.entry(tensors, lr=learning_rate, **settings)
-        return own
+        built: optim.Optimizer = chosen.entry(tensors, lr=learning_rate, **settings)
+        return built
     kind: Callable[..., optim.Optimizer] = getattr(optim, chosen.name)
     return kind([model.parameters], lr=learning_rate, **settings)
 

@@ -25,9 +25,9 @@ from knnper.strategies.core.training import Batch, LocalModel, local_sgd
 from knnper.strategies.dapper import (
     Dapper,
     DapperSettings,
+    draw_proxy,
     draw_sample,
     extended,
-    taken,
 )
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
@@ -132,7 +132,7 @@ def test_none_of_its_own_is_training_on_the_servers_sample() -> None:
     task = proxied()
     data, rng = noisy(10, 4, seed=1), RandomKey(6)
     sample = draw_sample(task, 1000, RandomKey(5).child("sample"))
-    proxy = taken(sample, task.spec, 14, rng.child("taken"))
+    proxy = draw_proxy(sample, task.spec, 14, rng.child("taken"))
     generator = rng.child("proxy").numpy()
     augment = AUGMENTATIONS[EVERYTHING.augmentation]
 

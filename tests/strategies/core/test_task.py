@@ -14,7 +14,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.sharing import first_layers, layers_left
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.dapper import draw_sample, taken
+from knnper.strategies.dapper import draw_proxy, draw_sample
 from tests.strategies.tiny import KEY, noisy, normed_task
 
 
@@ -120,7 +120,7 @@ def test_so_many_are_taken(count: int, expected: int) -> None:
     proxy = noisy(9, 0, seed=2).train
     task = replace(normed_task(), proxy=lambda: proxy)
     sample = draw_sample(task, 1000, RandomKey(1))
-    found = taken(sample, task.spec, count, RandomKey(3))
+    found = draw_proxy(sample, task.spec, count, RandomKey(3))
     assert len(found) == expected
     assert found.images.dtype == torch.uint8
     assert set(pairs(found)) <= set(pairs(proxy))
