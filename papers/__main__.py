@@ -48,16 +48,19 @@ def reproduce(
     ],
     output: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="A folder for each file, and the report."),
+        typer.Option(
+            metavar="FOLDER", help="Folder of the report and of a folder for each file."
+        ),
     ] = Path("runs/reproduced"),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes side by side; one a CPU core.")
+        int | None,
+        typer.Option(min=1, help="Parallel processes; default: one per CPU core."),
     ] = None,
     skip_missing_data: Annotated[
         bool,
         typer.Option(
             "--skip-missing-data",
-            help="Leave out files with missing data, in place of failing.",
+            help="Leave out files with missing data instead of failing.",
         ),
     ] = False,
 ) -> None:
@@ -83,21 +86,21 @@ def figure(
         Path,
         typer.Option(
             metavar="FOLDER",
-            help="Where numbers and pictures go; a figure that was left there goes on.",
+            help="Folder of numbers and pictures; resumes an unfinished figure.",
         ),
     ],
     of: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="The folder of a finished run, or the file of an experiment; of "
-            "several, means with their intervals.",
+            help="Folder of a finished run, or file of an experiment; repeat for means "
+            "with intervals.",
         ),
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Settings of the figure, as in deals=5."
+            metavar="[KEY=VALUE]...", help="Settings of the figure, such as deals=5."
         ),
     ] = None,
     overrides: Overrides = None,
@@ -115,7 +118,7 @@ def figure(
         for source in several
     ]
     if len(set(names)) < len(names):
-        raise typer.BadParameter(f"found {', '.join(names)}, expected other names each")
+        raise typer.BadParameter(f"found {', '.join(names)}, expected different names")
 
     def make(of_one: Path | None, place: Path) -> Shown:
         subject: TrainedModel | Experiment | None = None
@@ -132,21 +135,21 @@ def figure(
     else:
         places = [output / place for place in names]
         drawings = list(map(make, several, places))
-        means = over_runs([source.tables for source in drawings])
+        means = over_runs([drawing.tables for drawing in drawings])
         write_atomically(output / f"{name}.md", markdown_of(means))
         print_shown(Shown(tuple(means)))
     say(f"Numbers and pictures are in {output}")
 
 
 Output = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Where numbers and pictures go.")
+    Path, typer.Option(metavar="FOLDER", help="Folder of numbers and pictures.")
 ]
 Runs = Annotated[
     Path,
     typer.Option(
         metavar="FOLDER",
-        help="Has each comparison's own folder, of its file's name; what is missing "
-        "there is made.",
+        help="Folder with a folder for each comparison, named like its file; missing "
+        "runs are made.",
     ),
 ]
 
@@ -213,7 +216,8 @@ def rounds(
     ] = Path("runs/rounds"),
     every: Annotated[int, typer.Option(min=1, help="Rounds between readings.")] = 1,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="Rows to train; all.")
+        list[str] | None,
+        typer.Option(metavar="ROW", help="Rows to train; default: all."),
     ] = None,
 ) -> None:
     """Train a comparison's rows and test them after rounds; resume unfinished ones."""

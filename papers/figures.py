@@ -309,8 +309,8 @@ class FigureFolder:
         if older := sum(code != figure_code() for code in made_by):
             yield (
                 f"{older} of the {len(made_by)} parts of the figure in {self.path} "
-                "were made by another version of this code; to have all from this "
-                "one, delete the folder and start again"
+                "were made by another version of this code; to make all parts with "
+                "this version, delete the folder and start again"
             )
 
     @property
@@ -327,7 +327,7 @@ class FigureFolder:
         )
         if not self._lines.read() and any(others):
             raise FolderTakenError(
-                f"{self.path} is not empty and holds no figure; choose another "
+                f"{self.path} is not empty and not a figure's; choose another "
                 "folder with --output"
             )
 

@@ -190,7 +190,7 @@ def points_of(
     num_validation = sum(record["num_validation"] for record in records)
     if num_test == 0:
         raise RunError(
-            f"found no test images at {len(records)} clients; take more of them"
+            f"found no test images at {len(records)} clients; use more clients"
         )
 
     def point(

@@ -261,7 +261,7 @@ def test_parts_of_older_code_are_told(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     for path, message in (
-        (tmp_path, "is not empty and holds no figure"),
+        (tmp_path, "is not empty and not a figure"),
         (tmp_path / "thesis.tex", "is a file; expected a folder"),
     ):
         with pytest.raises(RunError, match=message):
@@ -354,4 +354,4 @@ def test_several_runs_have_a_folder_each(run: Path, tmp_path: Path) -> None:
     assert (output / "b/protonn.csv").is_file()
     twice = CliRunner().invoke(app, [*command, str(runs[0]), "--of", str(runs[0])])
     assert twice.exit_code == 2
-    assert "found a, a, expected other names" in " ".join(twice.output.split())
+    assert "found a, a, expected different names" in " ".join(twice.output.split())
