@@ -29,7 +29,7 @@ def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
     num_images, height, width, _ = images.shape
     rows, columns = frame_of(height), frame_of(width)
     framed = functional.pad(images, (0, 0, columns, columns, rows, rows))
-    # A view of every crop there is; only the chosen ones are copied.
+    # A view of all possible crops; only the selected crops are copied.
     crops = framed.unfold(1, height, 1).unfold(2, width, 1)
     which = torch.arange(num_images, device=images.device)
     return crops[which, tops, lefts].permute(0, 2, 3, 1)

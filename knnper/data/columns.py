@@ -135,7 +135,7 @@ def arrow(module: str) -> Any:
 def extract_columns(
     table: Any, selection: ColumnSelection, numbers: tuple[str, ...], path: Path
 ) -> TableFile:
-    """Return the wanted columns of Arrow's ``table``; see `select_number_columns`."""
+    """Extract the selected columns of an Arrow table; see `select_number_columns`."""
     find = _column_finder(table.schema)
     texts = {
         name: _column_texts(table.column(find(name)), name, path)

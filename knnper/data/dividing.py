@@ -37,7 +37,7 @@ class DividingSettings(Settings):
         Fraction of test samples of each user, rounded, [0, 1); 0.2 in Marfoq et al.
         2022, section 5. At least one sample is left for training.
     split
-        ``random`` test samples, as in the paper, or the last ones in ``time``.
+        ``random`` test samples, as in the paper, or with ``time`` the last samples.
     seed
         Seed of the random choice.
     min_samples

@@ -103,7 +103,7 @@ class HuggingFaceSettings(ColumnSettings):
         }
 
     def _files(self) -> list[Path]:
-        """Return all files below the folder; refuse links that lead nowhere."""
+        """Return all files below the folder; raise for broken links."""
         paths = sorted(self.folder().rglob("*"))
         for path in paths:
             # The package datasets would skip it without a warning.

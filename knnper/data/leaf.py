@@ -89,8 +89,8 @@ class LeafTextSettings(LeafSettings):
     Attributes
     ----------
     split
-        ``time`` tests on the last windows, ``random`` on random ones, as in the paper;
-        these overlap with training windows.
+        ``time`` tests on the last windows, ``random`` on random windows (as in the
+        paper); these overlap with training windows.
     """
 
     name = "leaf_shakespeare"

@@ -141,7 +141,7 @@ def decode_images(x: list[Any], y: list[Any]) -> tuple[NDArray[Any], NDArray[Any
 def decode_text(
     x: list[Any], y: list[Any], unknown: UnknownCharacters
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Decode windows of 80 characters and the next ones; count unknown characters."""
+    """Decode windows of 80 characters and next characters; count unknown characters."""
     for name, texts in (("x", x), ("y", y)):
         _require_kind(name, texts, (str,), "texts")
     _require_length(x, WINDOW, "characters of a text")

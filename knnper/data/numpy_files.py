@@ -32,7 +32,7 @@ _BYTES_AT_ONCE = 16 * 1024**2
 
 
 def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
-    """Load the arrays of an .npz file whose names are among ``names``."""
+    """Load the arrays called ``names`` from an .npz file, as far as they exist."""
     # np.load would take other files for a single array or a pickle.
     if not zipfile.is_zipfile(path):
         raise DataError(
@@ -99,7 +99,7 @@ def _unreadable(path: Path, expected: str) -> DataError:
 
 
 class RowFile:
-    """Writes an .npy file whose number of rows is not known in advance."""
+    """Writes an .npy file row by row, without a known number of rows."""
 
     def __init__(
         self, path: Path, row_shape: tuple[int, ...], dtype: np.dtype[Any]

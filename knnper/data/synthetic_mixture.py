@@ -27,7 +27,7 @@ class SyntheticMixtureSettings(DataFormat):
         p, the number of clients; 100 in the paper.
     num_samples
         m, the training and validation examples of a user. A larger m adds examples
-        after the same first ones.
+        and keeps the first examples.
     num_classes
         d, the number of labels; 50 in the paper. Must exceed the number of clusters.
     num_clusters

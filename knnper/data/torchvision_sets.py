@@ -1,4 +1,4 @@
-"""Data sets whose official files torchvision reads, such as CIFAR-10."""
+"""Data sets read by torchvision from official files, such as CIFAR-10."""
 
 import contextlib
 import gzip
@@ -183,7 +183,7 @@ class DownloadSettings(DataFormat):
     download: bool = False
 
     def load(self) -> Dataset:
-        """Load the official files, whose content never changes."""
+        """Load the official files; their content never changes."""
         source = {**asdict(self), "root": str(download_folder(self.root))}
         del source["download"]
         return cached_dataset(self.name, source, self._write)
