@@ -1,9 +1,9 @@
 """Reasons of failures that may be sent to another machine.
 
-The text of an error can hold a row of data, the name of a file, or text of a library or
-of a user's code. It stays in the log of the machine where the error happened. Another
-machine gets a `SafeReason`: a code of the closed list below with numbers and words that
-both machines know. There is no field for free text.
+The text of an error can hold a row of data, the name of a file, or text from a library
+or a user's code. It stays in the log of the machine where the error happened. Another
+machine receives a `SafeReason`: a code of the closed list below, with numbers and words
+that both machines know. It has no field for free text.
 """
 
 import numbers
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 
 class Code(Enum):
-    """Kind of a failure: the code that logs show, and a text with fields in braces."""
+    """Kind of a failure: its code in logs, and a text with fields in braces."""
 
     # The data of a site.
     UNREADABLE_DATA = (
@@ -96,18 +96,17 @@ class Code(Enum):
     # Code and weights of users.
     OWN_CODE = (
         "own_code",
-        "code that a user brought is missing at the site, or returned something "
-        "unexpected",
+        "the user's code is missing at the site, or returned something unexpected",
     )
     OWN_CODE_NOT_ALLOWED = (
         "own_code_not_allowed",
-        "the experiment names a user's code that may not be used here: it needs "
-        "own_code: {{folder: FOLDER, allowed: [NAME]}} in the client's file",
+        "the experiment names code of a user that this site does not allow; allow it "
+        "with own_code: {{folder: FOLDER, allowed: [NAME]}} in the client's file",
     )
     OWN_CODE_DIFFERS = (
         "own_code_differs",
-        "a user's code that the experiment names has another fingerprint here; bring "
-        "the same files to all sides",
+        "the user's code that the experiment names has a different fingerprint on this "
+        "machine; bring the same files to all machines",
     )
     OWN_CODE_FAILED = (
         "own_code_failed",
@@ -120,7 +119,7 @@ class Code(Enum):
         "{{MODEL: FILE}}",
     )
 
-    # What the server asked for.
+    # Requests of the server.
     NOT_FOR_SITES = (
         "not_for_sites",
         "the experiment is not one over data that stays with the sites, or the two "
@@ -162,15 +161,15 @@ class Code(Enum):
     CANNOT_RUN = ("cannot_run", "the client cannot do what it was asked for")
     INTERNAL_ERROR = ("internal_error", "the client failed unexpectedly with {error}")
 
-    # What a site's own settings do not allow.
+    # Limits that the site has set.
     OTHER_EXPERIMENT = (
         "limits.experiment",
         "found the experiment {found:064x}, expected {expected:064x}",
     )
     EXPERIMENT_CHANGED = (
         "limits",
-        "found the experiment {found:064x}, expected {expected:064x}, with which this "
-        "run began; begin another run",
+        "found the experiment {found:064x}, expected {expected:064x} as when this run "
+        "began; start a new run",
     )
     METHOD_NOT_ALLOWED = (
         "limits.methods",
@@ -182,18 +181,18 @@ class Code(Enum):
     )
     NEEDS_METRICS = (
         "share_metrics",
-        "the updates of {method} hold losses of a client's data or how it is made up; "
-        "found share_metrics: false, expected true, or train: false to get "
-        "the model alone. Or leave this run to others",
+        "the updates of {method} hold losses or statistics of the client's data; found "
+        "share_metrics: false, expected true, or train: false to receive the model "
+        "without training it",
     )
     TRAINS_NONE = (
         "train",
-        "found train: false: the client gets the model, and trains none",
+        "found train: false: the client receives the model without training it",
     )
     TOO_FEW_TO_TRAIN = (
         "limits.min_examples",
-        "the client gets the model, and trains none: found {found} training examples, "
-        "expected {least} or more",
+        "the client receives the model without training it: found {found} training "
+        "examples, expected {least} or more",
     )
     TOO_FEW_EXAMPLES = (
         "limits.min_examples",
@@ -229,7 +228,7 @@ class Code(Enum):
 
     @property
     def text(self) -> str:
-        """What it means, with fields in braces."""
+        """The message, with fields in braces."""
         return self.value[1]
 
     @property
@@ -245,7 +244,7 @@ class Word(str):
     __slots__ = ()
 
     def __new__(cls, word: str, known: Collection[str]) -> "Word":
-        """Return ``word``; a `ValueError` if it is not among the ``known`` words."""
+        """Return ``word``; raise `ValueError` unless it is in ``known``."""
         if word not in known:
             raise ValueError("expected a word that both machines know")
         return super().__new__(cls, word)
@@ -258,9 +257,9 @@ SafeField: TypeAlias = int | float | Word | tuple[Word, ...]
 
 
 class SafeReason:
-    """A code with values of its fields: numbers and words that both machines know.
+    """A failure code with its fields: numbers, and words known to both machines.
 
-    A `TypeError` refuses fields of other types, and others than the code has.
+    Raises `TypeError` for fields that the code lacks and values of other types.
     """
 
     __slots__ = ("code", "fields")

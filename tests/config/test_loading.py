@@ -95,7 +95,7 @@ def memory(place: str, value: object, message: str) -> tuple[str, Any, str, str]
         ("training", {"learning_rate": "x"}, "training.learning_rate", "a number"),
         ("training", {"learning_rate": INF}, "training.learning_rate", "a finite"),
         schedule({"name": "multistep"}, "", "did you mean 'multi_step'? known: const"),
-        schedule({}, "", "expected a key 'name'"),
+        schedule({}, "", "found no key 'name'"),
         schedule(3, "", "expected a mapping"),
         schedule({"name": "multi_step"}, ".milestones", "found nothing"),
         schedule({**STEPS, "milestones": [3, 0]}, ".milestones.1", "at least 1"),
