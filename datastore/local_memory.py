@@ -68,10 +68,11 @@ from knnper.datastore.tuning import (
     left_out_evidence,
     no_evidence,
 )
-from knnper.embedding_model import EmbeddingModel, laid_out, split
+from knnper.embedding_model import EmbeddingModel, laid_out
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.files import read_document, require_plain, write_atomically
 from knnper.settings import parse_settings
+from knnper.split_network import split
 from knnper.trial import require_constant_buffers
 
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
@@ -651,7 +652,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tensor = self._as_input(inputs)
         if not isinstance(self.model_, EmbeddingModel):
             sample = torch.cat([tensor[:1], tensor[:1]]).to(self._device)
-            self.model_ = split(self.model_, sample, mend=_NO_HEAD).eval()
+            self.model_ = split(self.model_, sample, fix=_NO_HEAD).eval()
             sample = laid_out(sample, self.model_.memory_format)
             require_constant_buffers(self.model_, sample, sample, "the model")
         embed, memory_format = self.model_.embed, self.model_.memory_format

@@ -45,7 +45,7 @@ class Problem:
     """One thing that is wrong in a configuration."""
 
     place: str  # dotted path of the setting, as in ``training.num_rounds``
-    message: str  # what was found, what was expected, how to mend it
+    message: str  # what was found, what was expected, how to fix it
     reasons: tuple[SafeReason, ...] = ()  # of the error behind it, as of `KnnPerError`
 
     def __str__(self) -> str:

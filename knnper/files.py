@@ -196,14 +196,14 @@ def parse_json(content: str | bytes) -> Any:
     raise ValueError(too_deep)
 
 
-def read_document(kind: type[T], path: Path, mend: str) -> T | None:
+def read_document(kind: type[T], path: Path, advice: str) -> T | None:
     """Return the dataclass that a file of JSON holds; None without the file."""
     try:
         document: T = TypeAdapter(kind).validate_json(read_plain(path))
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise RunError(f"{path} is damaged; {mend}: {error}") from error
+        raise RunError(f"{path} is damaged; {advice}: {error}") from error
     return document
 
 

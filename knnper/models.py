@@ -12,18 +12,14 @@ from knnper import weight_files
 from knnper.data.examples import KINDS_OF_INPUT, InputSpec
 from knnper.data.normalization import normalizer
 from knnper.embedding_model import (
-    NAME_IT,
     EmbeddingModel,
-    FlatModel,
     ModelSettings,
     Network,
     OwnModelSettings,
-    natural,
     require_input,
-    split,
-    train_only,
 )
 from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.flat_model import FlatModel
 from knnper.layers import use_faster_layers
 from knnper.networks import (
     LeafCnn,
@@ -46,6 +42,8 @@ from knnper.pretrained import (
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
+from knnper.split_network import NAME_IT, natural, split
+from knnper.trained_layers import train_only
 from knnper.trial import try_out
 from knnper.weight_files import (
     TrainedTensors,

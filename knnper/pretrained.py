@@ -16,16 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import InputDtype, InputSpec
-from knnper.embedding_model import (
-    NAME_IT,
-    Network,
-    OwnModelSettings,
-    natural,
-    split,
-)
+from knnper.embedding_model import Network, OwnModelSettings
 from knnper.errors import ConfigError, Problem
 from knnper.process import import_extra, import_torchvision
 from knnper.settings import PositiveInt, nearest
+from knnper.split_network import NAME_IT, natural, split
 from knnper.weight_files import (
     SUFFIXES,
     as_names,

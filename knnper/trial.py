@@ -1,9 +1,9 @@
-"""A trial of a network that this project did not write, when it is built.
+"""A trial run of a user's or a library's network when it is built.
 
-Clients of one process share the network, and are served in another order on another
-engine. So a pass may leave traces in parameters and buffers alone, which are set before
-each client. A network with any other state is refused by the name of that state. The
-trial also chooses the format of images and convolutions in memory that its code takes.
+Clients of one process share the network, and run in another order on another engine. So
+a pass may change only parameters and buffers, which are loaded before each client. The
+trial rejects networks with any other state and names that state. It also chooses the
+memory format of images and convolutions with which the network's code works.
 """
 
 import contextlib
@@ -18,25 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import TEXTS, InputSpec
-from knnper.embedding_model import (
-    EmbeddingModel,
-    MemoryFormat,
-    SplitNetwork,
-    laid_out,
-    part_as_tensor,
-)
+from knnper.embedding_model import EmbeddingModel, MemoryFormat, laid_out
 from knnper.errors import OwnCodeError
+from knnper.flat_model import part_as_tensor
 from knnper.own import explained
 from knnper.seeding import RandomKey
+from knnper.split_network import SplitNetwork
 
 log = logging.getLogger(__name__)
 
 # Errors of a network on inputs that it cannot take.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
-# Logits in two memory formats count as equal up to this part of the largest, and those
-# of the same pass done twice up to the other.
-_ROUNDING, _NOISE = 1e-3, 1e-6
-# Layers that count batches, on which no output depends.
+# Tolerances as fractions of the largest logit: between memory formats, and between two
+# runs of the same pass.
+_ROUNDING = 1e-3
+_NOISE = 1e-6
+# Layers with a counter of batches, which does not affect their output.
 _NORMS = (nn.modules.batchnorm._NormBase,)
 # Attributes of every module.
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -45,9 +42,9 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 def try_out(
     module: EmbeddingModel, spec: InputSpec, name: str, *, is_users: bool
 ) -> None:
-    """Set the module's memory format; refuse state outside parameters and buffers.
+    """Set the module's memory format; reject state outside parameters and buffers.
 
-    A few random inputs are run, and the module is then as it was before.
+    Runs a few random inputs and restores the module afterwards.
 
     Parameters
     ----------
@@ -58,13 +55,13 @@ def try_out(
     name
         Its name in messages.
     is_users
-        Whether a user wrote it: it is then run in training mode, too. A network of a
-        library is run in evaluation mode alone, for its memory format.
+        Whether a user wrote it; it is then run in training mode too. A library's
+        network is run only in evaluation mode, for its memory format.
 
     Raises
     ------
     OwnCodeError
-        If it runs in no memory format, or has state that no client sends.
+        If it runs in no memory format, or has state that clients do not exchange.
     """
     samples = [_random_inputs(module, spec, seed) for seed in (0, 1)]
     buffers = _float_buffers(module).keys()
@@ -73,7 +70,7 @@ def try_out(
         try:
             chosen = choose_memory_format(module, samples[0], name, trains=is_users)
         except _NoFormatError:
-            # A network may refuse numbers that its data does not have.
+            # A network may reject numbers that never occur in its data.
             samples = [_zeros(module, spec)] * 2
             chosen = choose_memory_format(module, samples[0], name, trains=is_users)
         arrange(module, chosen)
@@ -102,11 +99,8 @@ def _random_inputs(module: EmbeddingModel, spec: InputSpec, seed: int) -> Tensor
     return normalize(stored.to(spec.torch_dtype))
 
 
-# --- memory format
-
-
 def arrange(module: nn.Module, memory_format: MemoryFormat) -> None:
-    """Bring all tensors of four dimensions to a memory format."""
+    """Convert all four-dimensional tensors to a memory format."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.dim() == 4 and tensor.is_floating_point():
             data, shape = tensor.data, tuple(tensor.shape)
@@ -129,9 +123,9 @@ def choose_memory_format(
 ) -> MemoryFormat:
     """Return channels-last, or contiguous for a network that needs it.
 
-    Code needs it that fails in the other format, as ``x.view(...)`` behind a
-    convolution, or that returns other logits, as it does if it reads memory regardless
-    of strides. ``trains``: Whether training is tried, too.
+    A network needs contiguous memory if it fails in the other format, as with
+    ``x.view(...)`` behind a convolution, or returns other logits because it reads
+    memory regardless of strides. ``trains``: Whether training is tried, too.
     """
     faster = _outcome(module, sample, "channels_last", trains=trains)
     if not (_has_images(module, sample) or faster.logits is None):
@@ -142,16 +136,15 @@ def choose_memory_format(
     if plain.logits is None or (plain.failure and not faster.failure):
         return "channels_last"
     if faster.logits is None or (faster.failure and not plain.failure):
-        assert faster.failure is not None, "that is why"
+        assert faster.failure is not None, "one of the two conditions"
         reason = f"fails ({_last_line(faster.failure)})"
     elif not _is_close(faster.logits, plain.logits, _ROUNDING):
         reason = "returns other logits"
     else:
         return "channels_last"
     log.warning(
-        "%s %s in the memory format channels_last; images and convolutions lie in "
-        "torch's default one instead, which is slower. Code takes either if it has "
-        "reshape() or flatten() in place of view()",
+        "%s %s in the memory format channels_last; using torch's default format, which "
+        "is slower. To support both, replace view() by reshape() or flatten()",
         *(name, reason),
     )
     return "contiguous"
@@ -163,7 +156,7 @@ class _NoFormatError(OwnCodeError):
 
 def _raise(failure: Exception | None, sample: Tensor, name: str) -> NoReturn:
     """Raise an error with the inputs on which a network failed."""
-    if isinstance(failure, OwnCodeError):  # it has the lines of the user's file
+    if isinstance(failure, OwnCodeError):  # names the lines of the user's file
         error = _NoFormatError(str(failure))
         error.reasons = failure.reasons
         raise error from failure
@@ -178,7 +171,7 @@ def _last_line(failure: Exception) -> str:
 
 
 def _has_images(module: nn.Module, sample: Tensor) -> bool:
-    """Return whether the memory formats differ for a network on such inputs."""
+    """Return whether the memory formats differ for a network and its inputs."""
     tensors = (*module.parameters(), *module.buffers())
     plain = laid_out(sample, "contiguous")
     has_maps = any(tensor.dim() == 4 for tensor in tensors)
@@ -207,15 +200,12 @@ def _outcome(
 
 
 def _is_close(logits: Tensor, others: Tensor, tolerance: float) -> bool:
-    """Return whether logits are equal up to a part of the largest."""
+    """Return whether logits are equal up to a fraction of the largest."""
     if logits.shape != others.shape:
         return False
-    # A network that has diverged may return NaN.
+    # A diverged network may return NaN.
     logits, others = logits.nan_to_num(), others.nan_to_num()
     return bool((logits - others).abs().max() <= tolerance * others.abs().max())
-
-
-# --- one pass
 
 
 def _evaluated(module: EmbeddingModel, inputs: Tensor) -> Tensor:
@@ -239,7 +229,7 @@ def _trained(module: EmbeddingModel, inputs: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _kept(module: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Give these buffers their values back at the end."""
+    """Restore the values of the named buffers at the end of the block."""
     before = [
         (owner._buffers, key, buffer, buffer.clone())
         for name, owner, key, buffer in _buffers(module)
@@ -255,7 +245,7 @@ def _kept(module: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undone(module: nn.Module) -> Iterator[None]:
-    """Put buffers, parameters, layers, modes and other attributes back at the end."""
+    """Restore buffers, parameters, layers, modes and other attributes at the end."""
     before = [
         (table, dict(table))
         for layer in module.modules()
@@ -279,17 +269,14 @@ def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
                 yield f"{path}.{key}".lstrip("."), owner, key, buffer
 
 
-# --- state
-
-
 def _require_complete(
     module: EmbeddingModel, parameters: Collection[str], name: str
 ) -> None:
-    """Refuse a network that makes parameters while it runs: a worker lacks them."""
+    """Reject a network that creates parameters in forward: a worker would lack them."""
     if late := dict(module.named_parameters()).keys() - set(parameters):
         raise OwnCodeError(
-            f"{name} makes the parameters {_listed(module, late)} in forward, expected "
-            "all of them in __init__"
+            f"{name} creates the parameters {_listed(module, late)} in forward; create "
+            "all parameters in __init__"
         )
 
 
@@ -300,12 +287,12 @@ def _require_stateless(
     averaged: Collection[str],
     name: str,
 ) -> None:
-    """Refuse a network that keeps state from pass to pass which no client sends.
+    """Reject a network that keeps state between passes that clients do not exchange.
 
-    ``others``: Inputs of a pass between those that are compared. ``averaged``: The
-    buffers that clients send.
+    ``others``: Inputs of a pass between the compared passes. ``averaged``: The buffers
+    that clients exchange.
     """
-    # Their memory is held, so that no new tensor gets the same address.
+    # References keep the memory alive, so that no new tensor gets the same address.
     memory = {
         name: (parameter, parameter.data)
         for name, parameter in module.named_parameters()
@@ -315,7 +302,7 @@ def _require_stateless(
         with _kept(module, averaged):
             _trained(module, inputs)
     except (*FAILURES, OwnCodeError):
-        return  # it may need more than two examples to train
+        return  # the network may need more than two examples to train
     before, attributes = _float_buffers(module), _others(module)
     outputs = []
     for run, batch in (
@@ -333,46 +320,47 @@ def _require_stateless(
     }
     if names:
         raise OwnCodeError(
-            f"{name} assigns {_listed(module, names)} in forward, expected the "
-            "parameters that __init__ made, which the optimizer trains: change values "
-            "in place, as in self.weight.data.clamp_(-1, 1)"
+            f"{name} assigns {_listed(module, names)} in forward, but the optimizer "
+            "trains the parameters that __init__ made: change values in place, as in "
+            "self.weight.data.clamp_(-1, 1)"
         )
     once, _, again, last = outputs
-    names = _changed(before, _float_buffers(module))  # those that are registered late
+    # Buffers that a later pass registered or changed.
+    names = _changed(before, _float_buffers(module))
     if not (_is_close(once, again, _NOISE) and _is_close(first, last, _NOISE)):
         names |= _changed(attributes, _others(module))
     if names:
         raise OwnCodeError(
             f"{name} keeps {_listed(module, names)} from one pass to the next, and its "
-            "output depends on that: clients of one process would share it, and the "
-            "mean over clients lacks it. Expected state in parameters and float32 "
-            "buffers, made in __init__ by self.register_buffer(...), and random "
-            "numbers of torch"
+            "output depends on this state: clients of one process would share it, and "
+            "aggregation would not average it. Keep state in parameters and float32 "
+            "buffers, made in __init__ by self.register_buffer(...), and take random "
+            "numbers from torch"
         )
 
 
 def require_constant_buffers(
     module: EmbeddingModel, inputs: Tensor, others: Tensor, name: str
 ) -> Tensor:
-    """Return logits in evaluation mode; refuse buffers that change there.
+    """Return logits in evaluation mode; reject buffers that change in it.
 
     ``others``: Inputs of a further pass.
     """
-    # Some networks make tensors at their first pass, such as positions.
+    # Some networks create tensors in their first pass, such as positions.
     logits = _evaluated(module, inputs)
     before = _float_buffers(module)
     _evaluated(module, others)
     if names := _changed(before, _float_buffers(module)):
         raise OwnCodeError(
             f"{name} changes {_listed(module, names)} in evaluation mode, so that a "
-            "prediction depends on earlier predictions; expected buffers that change "
-            "in training alone: put the change behind `if self.training`"
+            "prediction depends on earlier predictions; change buffers only in "
+            "training mode, after `if self.training`"
         )
     return logits
 
 
 def _listed(module: nn.Module, names: Collection[str]) -> str:
-    # `SplitNetwork` adds it to the names of a user's network.
+    # `SplitNetwork` adds this prefix to the names of a user's network.
     prefix = "features." if isinstance(module, SplitNetwork) else ""
     return ", ".join(sorted(name.removeprefix(prefix) for name in names))
 
@@ -400,7 +388,7 @@ def _others(module: nn.Module) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a value as far as it consists of numbers and text."""
+    """Copy the numbers and texts in a value; other parts become None."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):

@@ -1,8 +1,8 @@
-"""Files of weights: read without running their code, matched with a model by name.
+"""Files of weights: read without running code in them, matched with a model by name.
 
-A file holds tensors by name, in mappings inside each other as checkpoints have them.
-Its names may have a prefix, and parts that wrappers such as ``DataParallel`` insert. A
-file that this project wrote holds one vector, and where each tensor lies in it.
+A file holds tensors by name, in nested mappings as checkpoints have them. Its names may
+have a prefix, and parts that wrappers such as ``DataParallel`` insert. A file that this
+project wrote holds one vector and the position of each tensor in it.
 """
 
 import argparse
@@ -22,21 +22,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from knnper.embedding_model import (
-    EmbeddingModel,
-    FlatModel,
-    MemoryFormat,
-    frozen_fingerprint,
-    part_as_tensor,
-)
+from knnper.embedding_model import EmbeddingModel, MemoryFormat
 from knnper.errors import ConfigError, Problem
+from knnper.flat_model import FlatModel, part_as_tensor
+from knnper.trained_layers import frozen_fingerprint
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-# The file in an exported model's folder; in it the name of the vector, and the key of
-# the layout.
-WEIGHTS, VECTOR, LAYOUT = "model.safetensors", "weights", "layout"
-_PLACE = "model.weights"
-_HEAD = "classifier"  # what an `EmbeddingModel` calls its head
+WEIGHTS = "model.safetensors"  # in the folder of an exported model
+VECTOR = "weights"  # name of the vector in it
+LAYOUT = "layout"  # key of the layout in its metadata
+_PLACE = "model.weights"  # place of problems
+_HEAD = "classifier"  # name of the head in an `EmbeddingModel`
 # Parts of names that wrappers insert: torch's data parallelism, compiler and sharding,
 # Opacus, and the checkpointing of activations.
 _WRAPPERS = frozenset(
@@ -45,19 +41,18 @@ _WRAPPERS = frozenset(
         *("_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
     )
 )
-_MOST_NESTED = 8  # mappings inside each other
+_MOST_NESTED = 8  # nested mappings
 _MOST_LISTED = 8  # problems of one file, and names in an error
-# First bytes of files of torch.save: an archive, or a pickle as it once was.
+# First bytes of files of torch.save: a zip archive, or a bare pickle of old versions.
 _PICKLED = (b"PK\x03\x04", b"\x80")
-# A file of safetensors begins with the length of its header in eight bytes.
-_LENGTH_BYTES, _HEADER = 8, b"{"
-
-
-# --- what a file holds
+# A file of safetensors begins with the length of its header in eight bytes, then the
+# header, which is JSON.
+_LENGTH_BYTES = 8
+_HEADER = b"{"
 
 
 def located(name: str) -> Path:
-    """Return the path of a file of weights, which may be named by a model's folder."""
+    """Return the path of a file of weights; ``name`` may be the folder of a model."""
     path = Path(name).expanduser()
     inside = (path / WEIGHTS, path / "model" / WEIGHTS)
     return next(filter(Path.is_file, inside), path) if path.is_dir() else path
@@ -70,7 +65,7 @@ def is_file_name(name: str) -> bool:
 
 
 def as_names(weights: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names that ``model.weights`` lists."""
+    """Return the names in the setting ``model.weights`` as a tuple."""
     if weights is None:
         return ()
     return (weights,) if isinstance(weights, str) else tuple(weights)
@@ -78,14 +73,14 @@ def as_names(weights: str | Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value of a file that is no mapping."""
+    """A value in a file that is no mapping."""
 
-    within: str  # the names of the mappings around it, each with a dot behind it
+    within: str  # names of the mappings around it, each followed by a dot
     value: Any
 
 
 def read_leaves(path: Path) -> dict[str, Leaf]:
-    """Return all values of a file by their names, with a dot between nested names."""
+    """Return all values of a file by name, with dots between nested names."""
     content = _content(path)
     if not isinstance(content, Mapping):
         message = (
@@ -130,12 +125,12 @@ def _content(path: Path) -> object:
             reason = "it is a TorchScript archive, which holds code"
         if isinstance(error, IsADirectoryError):
             reason = (
-                f"it is a folder without {WEIGHTS}; of a finished run, `knnper fed "
-                f"export {path} FOLDER` writes a folder to name here"
+                f"it is a folder without {WEIGHTS}; if it is a finished run, name the "
+                f"folder that `knnper fed export {path} FOLDER` writes"
             )
         message = (
             f"expected a readable file of tensors, of safetensors or torch.save, at "
-            f"{path}: {reason}; correct the path, or leave it out to start from random "
+            f"{path}: {reason}; correct the path, or remove it to start from random "
             "weights"
         )
         raise ConfigError([Problem(_PLACE, message)]) from error
@@ -155,9 +150,6 @@ def _harmless() -> list[Any]:
     ]
 
 
-# --- numbers
-
-
 class ShapeError(ValueError):
     """A tensor of a file has another shape than the model's."""
 
@@ -170,21 +162,21 @@ def as_numbers(value: Any, expected: Tensor) -> Tensor:
     ShapeError
         If it has another shape.
     ValueError
-        If it is not plain numbers of the same meaning.
+        If it does not hold plain numbers of the same kind.
     """
     tensor = _as_tensor(value)
     if tensor.shape != expected.shape:
         raise ShapeError(
             f"expected shape {tuple(expected.shape)}, found {tuple(tensor.shape)}"
         )
-    # A counter may be a mean over clients, which average every tensor of a model.
+    # A counter may be a mean over clients, since other systems average all tensors.
     is_mean = tensor.is_floating_point() and not expected.is_floating_point()
     is_alike = tensor.is_floating_point() == expected.is_floating_point()
     if not (is_alike or is_mean) or tensor.is_complex() != expected.is_complex():
         raise ValueError(f"expected {expected.dtype}, found {tensor.dtype}")
     try:
         numbers = tensor.to(torch.float64 if is_mean else expected.dtype)
-    except RuntimeError as error:  # of a type that holds several numbers in a byte
+    except RuntimeError as error:  # types that pack several numbers into a byte
         message = f"expected {expected.dtype}, found {tensor.dtype}: {error}"
         raise ValueError(message) from error
     if not bool(torch.isfinite(numbers).all()):
@@ -212,9 +204,6 @@ def _as_tensor(value: Any) -> Tensor:
     return plain if plain.layout == torch.strided else plain.to_dense()
 
 
-# --- names
-
-
 def load_weights(
     module: nn.Module, path: Path, head: str = "classifier", published: str = ""
 ) -> None:
@@ -231,10 +220,12 @@ def load_tensors(
 ) -> None:
     """Copy named tensors into ``module``.
 
-    A head that is missing or has another shape, as for other classes, is left out.
-    Its names begin with ``head``, or in the file with ``published``. Counters of
-    BatchNorm may be missing. Names may have a prefix, and parts of wrappers; tensors
-    outside the prefix are left out.
+    The names of the head begin with ``head``, or in the file with ``published``. A head
+    that is missing or has another shape, as for other classes, is not loaded. Counters
+    of BatchNorm may be missing. Names may have a prefix, and parts of wrappers; tensors
+    outside the prefix are ignored.
+
+    Raises `ConfigError` with all tensors that are missing, unknown or do not fit.
     """
     leaves = {
         name: value if isinstance(value, Leaf) else Leaf("", value)
@@ -259,7 +250,7 @@ def load_tensors(
             if not (name in of_head and isinstance(error, ShapeError)):
                 problems.append(Problem(place, str(error)))
     unknown = match.unknown
-    if of_head - loaded.keys():  # it is taken as a whole or not at all
+    if of_head - loaded.keys():  # the head is loaded as a whole or not at all
         loaded = {name: loaded[name] for name in loaded.keys() - of_head}
         heads = tuple(f"{name}." for name in (head, published, _HEAD) if name)
         unknown = {
@@ -284,11 +275,11 @@ def _shortened(problems: list[Problem]) -> list[Problem]:
 
 @dataclass(frozen=True)
 class _Match:
-    """Where a file has the tensors of a model."""
+    """Names in a file of a model's tensors."""
 
     prefix: str
-    names: Mapping[str, str]  # in the file, by the model's
-    # Names of other tensors beside them, and the end of each behind the prefix.
+    names: Mapping[str, str]  # from the model's names to the file's
+    # Further tensors of the file beside these: full names to names without the prefix.
     unknown: Mapping[str, str]
 
 
@@ -299,7 +290,7 @@ def _best_match(
     head: str,
     published: str,
 ) -> _Match:
-    """Return the match of most tensors; refuse a file with two, or with none."""
+    """Return the match with most tensors; reject a file with no match or two."""
     needed = {
         name
         for name, tensor in expected.items()
@@ -313,7 +304,7 @@ def _best_match(
     ]
     if not any(match.names for match in matches):
         message = (
-            f"none of the {len(leaves)} names in {source} is one of the model's: found "
+            f"none of the {len(leaves)} names in {source} belongs to the model: found "
             f"{_some(leaves)}, expected {_some(expected)}; is it for another model?"
         )
         raise ConfigError([Problem(_PLACE, message)])
@@ -326,8 +317,8 @@ def _best_match(
         if not _are_equal(first, other, leaves):
             message = (
                 f"{source} holds the model's tensors under {first.prefix!r} and "
-                f"{other.prefix!r}, expected them once: write one of the two to a file "
-                "of its own, torch.save(torch.load(FILE)[KEY], OTHER_FILE)"
+                f"{other.prefix!r}, expected them once: write one of the two to a "
+                "separate file, torch.save(torch.load(FILE)[KEY], OTHER_FILE)"
             )
             raise ConfigError([Problem(_PLACE, message)])
     return first
@@ -354,7 +345,7 @@ def _without_wrappers(name: str) -> str:
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names by the same without parts of wrappers, unless two become equal."""
+    """Map names without the parts of wrappers to names, unless two become equal."""
     names = list(names)
     plain = {_without_wrappers(name): name for name in names}
     return plain if len(plain) == len(names) else {name: name for name in names}
@@ -363,10 +354,11 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
 def _dialects(
     expected: Mapping[str, Tensor], head: str, published: str
 ) -> Iterator[dict[str, str]]:
-    """Yield the model's names by those in a file, as different files have them.
+    """Yield maps from names in a file to the model's, for each known naming scheme.
 
-    They are the network's own, with the published name of its head, and those of a
-    network that is split into ``features`` and ``classifier``, as `Run.model` returns.
+    The schemes are the network's own names, these with the published name of the head,
+    and those of a network split into ``features`` and ``classifier``, as `Run.model`
+    returns it.
     """
     plain = _plain_names(expected)
     yield plain
@@ -387,9 +379,9 @@ def _dialects(
 def _matches(
     dialect: Mapping[str, str], plain: Mapping[str, str], leaves: Mapping[str, Leaf]
 ) -> Iterator[_Match]:
-    """Yield a match for each prefix of a file's names that has one.
+    """Yield a match for each prefix of the file's names under which tensors match.
 
-    ``plain``: The file's names by the same without parts of wrappers.
+    ``plain``: Maps the file's names without parts of wrappers to its names.
     """
     under: dict[str, dict[str, str]] = {}
     for name, whole in plain.items():
@@ -414,16 +406,13 @@ def _matches(
         )
 
 
-# --- models that this project wrote
-
-
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors lie in the vector of a model's weights."""
+    """Positions of the tensors in the vector of a model's weights."""
 
     shapes: Mapping[str, tuple[int, ...]]  # by name, in the order of the vector
     memory_format: MemoryFormat
-    frozen: str  # SHA-256 of the weights that are not in the vector; empty if all are
+    frozen: str  # SHA-256 of the weights outside the vector; empty if there are none
 
     @classmethod
     def of(cls, model: FlatModel) -> "Layout":
@@ -432,7 +421,7 @@ class Layout:
         return cls(shapes, model.module.memory_format, model.frozen)
 
     def to_json(self) -> str:
-        """Return it as text, for `from_json`."""
+        """Return the layout as text for `from_json`."""
         return json.dumps(
             {
                 "tensors": [[name, list(shape)] for name, shape in self.shapes.items()],
@@ -443,7 +432,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> "Layout":
-        """Return the layout in a text of `to_json`; a `ValueError` if it has none."""
+        """Read a text of `to_json`; raise `ValueError` if it is no layout."""
         document = json.loads(text)
         shapes = {
             str(name): tuple(int(side) for side in shape)
@@ -470,11 +459,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class TrainedTensors:
-    """The tensors of a model that this project wrote: all, or those it trained."""
+    """The tensors of a model that this project wrote: all, or the trained part."""
 
     path: Path
     tensors: Mapping[str, Tensor]
-    frozen: str  # as of `Layout`
+    frozen: str  # as in `Layout`
 
 
 def read_layout(path: Path) -> str:
@@ -487,7 +476,7 @@ def read_layout(path: Path) -> str:
 
 
 def read_trained(name: str) -> TrainedTensors | None:
-    """Return the tensors of a model that this project wrote; None for another file."""
+    """Read the tensors of a model that this project wrote; None for another file."""
     path = located(name)
     if not (text := read_layout(path)):
         return None
@@ -509,9 +498,9 @@ def read_trained(name: str) -> TrainedTensors | None:
 def by_origin(
     weights: str | Sequence[str] | None,
 ) -> tuple[tuple[str, ...] | None, list[TrainedTensors]]:
-    """Return the files of others in ``model.weights``, and the models of this project.
+    """Split ``model.weights`` into foreign files and models that this project wrote.
 
-    None stands for no file of others.
+    The first part is None if there are no foreign files.
     """
     by_name = {name: read_trained(name) for name in as_names(weights)}
     others = tuple(name for name, trained in by_name.items() if trained is None)
@@ -521,8 +510,8 @@ def by_origin(
 def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
     """Copy the tensors of a model that this project wrote into ``module``.
 
-    A head for other classes is left out. Nothing is done, and False returned, where
-    ``module`` lacks a tensor: it gets its adapters after its other weights.
+    A head for other classes is not loaded. If ``module`` lacks a tensor, nothing is
+    copied and False returned: its adapters are added after its other weights.
 
     Raises
     ------
@@ -562,7 +551,7 @@ def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
 
 
 def raise_missing(module: nn.Module, trained: TrainedTensors) -> NoReturn:
-    """Raise an error that names the tensors of a file that a model lacks."""
+    """Raise a `ConfigError` with the tensors of a file that a model lacks."""
     message = (
         "the model has no such tensor; expected the model.trained and model.lora of "
         "the run that wrote it"

@@ -15,7 +15,7 @@ from knnper.data.augmentation import augmentation_problems, require_augmentable
 from knnper.data.examples import InputSpec
 from knnper.data.site_data import SITES, SitesSettings
 from knnper.datastore.policy import OWN_POLICY, bring_policy
-from knnper.embedding_model import FlatModel, ModelSettings
+from knnper.embedding_model import ModelSettings
 from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     Catalogue,
@@ -24,6 +24,7 @@ from knnper.experiment import (
     results_identity,
     to_document,
 )
+from knnper.flat_model import FlatModel
 from knnper.metrics import METRICS, OWN_METRIC
 from knnper.models import (
     MODELS,

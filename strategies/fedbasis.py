@@ -36,13 +36,13 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples
-from knnper.embedding_model import FlatModel
 from knnper.errors import Problem, RunError
 from knnper.experiment import (
     BufferedTiming,
     Experiment,
     TrainingSettings,
 )
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import (
     PositiveFloat,

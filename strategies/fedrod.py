@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError, Problem
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.frozen import HeadModel

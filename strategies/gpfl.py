@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates

@@ -41,9 +41,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, PositiveFraction, Settings
 from knnper.strategies.core.averaging import Updates

@@ -47,7 +47,8 @@ from pydantic import Field
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import (
     PositiveFloat,

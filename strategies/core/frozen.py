@@ -28,9 +28,11 @@ from torch import Tensor, nn
 from knnper.data.cache import cached
 from knnper.data.examples import Dataset, Examples, InputSpec
 from knnper.data.numpy_files import RowFile
-from knnper.embedding_model import EmbeddingModel, FlatModel, seen_at
+from knnper.embedding_model import EmbeddingModel
 from knnper.files import UNFINISHED
+from knnper.flat_model import FlatModel
 from knnper.settings import Choice, Settings, plain
+from knnper.split_network import seen_at
 from knnper.strategies.core.task import Task
 
 _MOST_NUMBERS = 2**14  # of an activation; 64 KiB, or 4 GB for 60,000 inputs

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData
-from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError, Problem
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import Settings
 from knnper.strategies.core.averaging import RunningMean, Updates

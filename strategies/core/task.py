@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.normalization import require_tensor
-from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel
+from knnper.embedding_model import Criterion, EmbeddingModel
 from knnper.experiment import TrainingSettings
+from knnper.flat_model import FlatModel
 from knnper.metrics import Compute
 from knnper.seeding import RandomKey
 

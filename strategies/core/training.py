@@ -21,8 +21,9 @@ from torch import Tensor
 
 from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import TEXTS, ClientData, Examples
-from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel
+from knnper.embedding_model import Criterion, EmbeddingModel
 from knnper.experiment import TrainingSettings
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.optimizers import Sgd, optimizer
 from knnper.strategies.core.records import ModelUpdate

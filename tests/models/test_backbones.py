@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec, Vocabulary
-from knnper.embedding_model import FlatModel, LoraSettings
+from knnper.embedding_model import LoraSettings
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
+from knnper.flat_model import FlatModel
 from knnper.models import MODELS, build_model
 from knnper.pretrained import Images, Resized
 from knnper.process import import_torchvision

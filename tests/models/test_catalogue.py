@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from knnper.data.examples import InputSpec
 from knnper.data.normalization import normalizer
-from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
+from knnper.flat_model import FlatModel
 from knnper.layers import TolerantBatchNorm2d
 from knnper.models import MODELS, build_model
 from knnper.networks import NORMS, MlpSettings

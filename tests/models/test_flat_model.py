@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import InputSpec
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
+from knnper.flat_model import FlatModel
 from knnper.layers import TolerantBatchNorm2d
 from knnper.models import build_model
 from knnper.networks import StackedLstmSettings

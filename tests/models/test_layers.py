@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from knnper import layers
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
+from knnper.flat_model import FlatModel
 from knnper.layers import (
     DepthwiseConv2d,
     FasterLinear,

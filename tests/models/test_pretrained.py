@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from knnper.data.examples import InputSpec
-from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
+from knnper.flat_model import FlatModel
 from knnper.models import MODELS, build_model
 from knnper.networks import TinyCnnSettings
 from knnper.process import import_torchvision

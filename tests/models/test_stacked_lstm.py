@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import InputSpec
-from knnper.embedding_model import FlatModel
+from knnper.flat_model import FlatModel
 from knnper.models import build_model
 from knnper.networks import StackedLstm, StackedLstmSettings
 from knnper.seeding import RandomKey

@@ -11,17 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec, Vocabulary
-from knnper.embedding_model import (
-    EmbeddingModel,
-    FlatModel,
-    OwnModelSettings,
-    split,
-)
+from knnper.embedding_model import EmbeddingModel, OwnModelSettings
 from knnper.errors import OwnCodeError
 from knnper.experiment import TrainingSettings
+from knnper.flat_model import FlatModel
 from knnper.models import build_model
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
+from knnper.split_network import split
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd

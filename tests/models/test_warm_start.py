@@ -14,12 +14,12 @@ from torch import Tensor
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import SiteTask
-from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import (
     Experiment,
     load_experiment,
 )
+from knnper.flat_model import FlatModel
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue

@@ -11,14 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.embedding_model import (
-    FlatModel,
-    ModelSettings,
-    OwnModelSettings,
-    SplitNetwork,
-    split,
-    train_only,
-)
+from knnper.embedding_model import ModelSettings, OwnModelSettings
 from knnper.errors import ConfigError, OwnCodeError, RunError
 from knnper.experiment import (
     Experiment,
@@ -29,6 +22,7 @@ from knnper.experiment import (
     to_json,
     to_yaml,
 )
+from knnper.flat_model import FlatModel
 from knnper.models import build_model
 from knnper.own import Door, Kind, explained
 from knnper.seeding import RandomKey
@@ -38,8 +32,10 @@ from knnper.settings import Choice, Own
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.workbench import open_workbench
+from knnper.split_network import SplitNetwork, split
 from knnper.strategies.core.frozen import of_embeddings
 from knnper.strategies.core.training import local_sgd
+from knnper.trained_layers import train_only
 
 MODEL = """
 import torch

@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from knnper.embedding_model import FlatModel, split
 from knnper.experiment import (
     Experiment,
     Precision,
     to_yaml,
 )
+from knnper.flat_model import FlatModel
 from knnper.networks import OptionalNorm, TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import open_workbench
+from knnper.split_network import split
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.training import local_sgd
 from tests.simulation.knnper_process import simulate as run_command

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from knnper.embedding_model import FlatModel
 from knnper.experiment import (
     MultiStepSchedule,
     TrainingSettings,
 )
+from knnper.flat_model import FlatModel
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.fedbabu import FedBABU, FedBABUSettings
 from tests.strategies.tiny import (

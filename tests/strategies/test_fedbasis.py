@@ -13,12 +13,12 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, InputSpec
-from knnper.embedding_model import FlatModel
 from knnper.errors import RunError
 from knnper.experiment import (
     MultiStepSchedule,
     TrainingSettings,
 )
+from knnper.flat_model import FlatModel
 from knnper.networks import (
     Mlp,
     MlpSettings,

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from knnper.data.examples import ClientData, Examples
-from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
+from knnper.flat_model import FlatModel
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import PersonalPart
 from knnper.strategies.core.task import ModelPredictor, evaluate

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
 from knnper.experiment import (
     MultiStepSchedule,
     TrainingSettings,
 )
+from knnper.flat_model import FlatModel
 from knnper.layers import TolerantBatchNorm2d
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload, ModelState

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec
 from knnper.data.normalization import Normalizer
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
 from knnper.experiment import TrainingSettings
+from knnper.flat_model import FlatModel
 from knnper.layers import TolerantBatchNorm2d
 from knnper.models import build_model
 from knnper.networks import (

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import Examples
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.sharing import first_layers, layers_left
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.embedding_model import FlatModel
 from knnper.experiment import (
     SgdSettings,
     TrainingSettings,
 )
+from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
 from knnper.strategies.catalogue import METHODS
