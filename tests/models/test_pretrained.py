@@ -114,7 +114,7 @@ def test_all_misfits_outside_the_head_are_reported(
     [
         ("infinite", r"classifier\.bias: expected finite"),
         (None, r"expected a readable file of tensors"),
-        (b"not a tensor in sight", "correct the path, or leave it out"),
+        (b"not a tensor in sight", "correct the path, or remove it"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(

@@ -439,7 +439,7 @@ def test_a_mean_cannot_be_weighted(folder: Path) -> None:
     training = {**DOCUMENT["training"], "class_weights": "balanced"}
     bench = open_workbench(load(folder, training=training))
     data = bench.clients.data("0000").train
-    with pytest.raises(OwnCodeError, match="returns a mean, and examples are weighted"):
+    with pytest.raises(OwnCodeError, match="returns a mean"):
         local_sgd(bench.task, bench.task.initial_weights, data, 0.1, RandomKey(0))
 
 
@@ -555,7 +555,7 @@ def test_a_representation_can_be_named() -> None:
         (nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()), "has no linear layer"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Softmax(dim=1)),
-            "goes on behind its last linear layer, 1",
+            "changes the output of its last linear layer, 1",
         ),
         (nn.Sequential(nn.Linear(5, 4)), "failed on inputs torch.float32 of shape"),
     ],
