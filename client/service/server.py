@@ -14,6 +14,7 @@ from knnper.errors import RunError
 from knnper.transport.sockets import listen
 
 MAX_HEADER_BYTES = 8192  # of a request's first line and all fields
+_MAX_UNFINISHED_BYTES = 65_536
 _STOPPING_S = 30  # for requests that have begun
 _IDLE_S = 30  # that a connection may be kept between requests
 
@@ -79,8 +80,10 @@ def make_server(app: ASGIApp, binding: ServiceSettings) -> uvicorn.Server:
     certificate, key = (tls.certificate, tls.key) if tls else (None, None)
     config = uvicorn.Config(
         HeaderLimit(app),
-        # It bounds an unfinished header (to 64 kB), which httptools does not.
+        # It bounds an unfinished header, which httptools does not. Above h11's default
+        # of 16 kB, so that `HeaderLimit` answers with its own status.
         http="h11",
+        h11_max_incomplete_event_size=_MAX_UNFINISHED_BYTES,
         ws="none",
         lifespan="on",
         log_config=None,

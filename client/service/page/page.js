@@ -1,7 +1,7 @@
 "use strict";
 
 const TOKEN_KEY = "knnper-token";
-// What a token may do, as a person would say it.
+// What each scope allows, in words.
 const SCOPES = {
   predict: "predict",
   probabilities: "see probabilities",
@@ -12,9 +12,9 @@ const SCOPES = {
 };
 const byId = (id) => document.getElementById(id);
 let info = null;
-let current = null; // what was predicted last, as it is sent: {type, content, input}
-let pictures = []; // addresses of neighbours' pictures, to be given back
-let asked = 0; // so that a slow answer never replaces a newer one
+let current = null; // the last request: {type, content, input}
+let pictures = []; // object URLs of neighbours' pictures, to be revoked
+let lastNumber = 0; // of a request: a slow answer must not replace a newer one
 
 class RequestFailed extends Error {
   constructor(status, message) {
@@ -42,10 +42,10 @@ async function request(method, path, type, content) {
 const requestJson = async (...parts) => (await request(...parts)).json();
 
 function element(name, text, className) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
+  const created = document.createElement(name);
+  if (text !== undefined) created.textContent = text;
+  if (className) created.className = className;
+  return created;
 }
 
 const may = (scope) => info.scopes.includes(scope);
@@ -56,7 +56,7 @@ function show(error) {
   byId("error").textContent = error ? error.message : "";
 }
 
-// Runs what a person asked for, and shows what went wrong with it.
+// Runs an action of the user, and shows its error.
 async function attempt(work) {
   show(null);
   try {
@@ -67,12 +67,12 @@ async function attempt(work) {
   }
 }
 
-// Nothing is wrong with a person who has no token yet.
+// Shows no problem to a user without a token.
 function askForToken() {
   const problem = byId("token-problem");
   problem.hidden = !sessionStorage.getItem(TOKEN_KEY);
-  problem.textContent = "The token that you gave is not known here: look for a slip, or " +
-    "ask for another, as this one may have been revoked.";
+  problem.textContent = "This token is not known: it was mistyped or revoked. Check it, " +
+    "or ask for another one.";
   sessionStorage.removeItem(TOKEN_KEY);
   byId("token-form").hidden = false;
   for (const id of ["work", "allowed", "facts"]) byId(id).hidden = true;
@@ -207,18 +207,18 @@ async function showPrediction(answer, number) {
   const old = pictures;
   pictures = [];
   const items = await Promise.all((prediction.neighbors ?? []).map(neighborItem));
-  if (number !== asked) return;
+  if (number !== lastNumber) return;
   byId("neighbors").replaceChildren(...items);
   byId("why").hidden = items.length === 0;
   old.forEach((address) => URL.revokeObjectURL(address));
 }
 
 async function predict(sent) {
-  const number = ++asked;
+  const number = ++lastNumber;
   current = sent;
   byId("taught").textContent = "";
   const answer = await requestJson("POST", "predict", sent.type, sent.content);
-  if (number === asked) await showPrediction(answer, number);
+  if (number === lastNumber) await showPrediction(answer, number);
 }
 
 function asBase64(file) {

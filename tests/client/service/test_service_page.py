@@ -104,7 +104,7 @@ def test_a_person_sees_a_prediction_adds_an_example_and_takes_it_back(
         hidden = page.locator("#token-problem, #error, #work")
         assert not hidden.locator("visible=true").count()
         log_in(page, "not the token that it is")
-        page.get_by_text("is not known here").wait_for()
+        page.get_by_text("is not known").wait_for()
         log_in(page, TOKEN)
         page.get_by_role("heading", name="site-a").wait_for()
         facts = page.locator("#facts").inner_text()
