@@ -73,7 +73,11 @@ class ModelSettings(Settings):
     """
 
     later: ClassVar[tuple[str, ...]] = (
-        *("trained", "num_blocks", "lora", "frozen", "memory_format"),
+        "trained",
+        "num_blocks",
+        "lora",
+        "frozen",
+        "memory_format",
     )
 
     weights: str | tuple[str, ...] | None = None

@@ -10,7 +10,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from knnper.reasons import Code, SafeReason, Word
+
+_EXCEPTIONS = frozenset(
+    value
+    for value in vars(builtins).values()
+    if isinstance(value, type) and issubclass(value, Exception)
+)
+_MOST_CAUSES = 20
+MOST_CHARACTERS = 500
+MOST_LOGGED = 20_000
+
+# Characters that control a terminal or reverse the direction of text, except line ends
+# and tabs.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CUT = " ... "
+
+# Characters kept from the start of a long text; the end of a traceback matters more.
+_FROM_THE_START = 150
 
 
 class KnnPerError(Exception):
@@ -42,18 +61,18 @@ def _rebuilt(kind: type[KnnPerError], arguments: tuple[Any, ...]) -> KnnPerError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a configuration."""
+    """One problem of a configuration."""
 
     place: str  # dotted path of the setting, as in ``training.num_rounds``
     message: str  # what was found, what was expected, how to fix it
-    reasons: tuple[SafeReason, ...] = ()  # of the error behind it, as of `KnnPerError`
+    reasons: tuple[SafeReason, ...] = ()  # of the underlying error, see `KnnPerError`
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
 
 
 class ConfigError(KnnPerError):
-    """An experiment is described wrongly; carries *all* problems that were found."""
+    """An experiment's description is invalid; lists *all* problems."""
 
     reasons: tuple[SafeReason, ...] = (SafeReason(Code.WRONG_SETTINGS),)
 
@@ -76,17 +95,17 @@ class DataError(KnnPerError):
 
 
 class OwnCodeError(KnnPerError):
-    """What a user brought, as ``module:attribute``, is not there, wrong, or failed."""
+    """Code of a user, ``module:attribute``, is missing, unsuitable, or failed."""
 
     reasons = (SafeReason(Code.OWN_CODE),)
 
 
 class RunError(KnnPerError):
-    """A run cannot start or cannot go on."""
+    """A run cannot start or continue."""
 
 
 class RefusedError(RunError):
-    """A site's own settings do not allow what it is asked for; both sides learn why."""
+    """A site's settings do not allow a request; both sides get the reasons."""
 
     def __init__(self, reasons: Sequence[SafeReason]) -> None:
         super().__init__(_refusal(reasons))
@@ -115,14 +134,6 @@ class CodecError(KnnPerError):
     """Something cannot be encoded, or what arrived is not what was expected."""
 
     reasons = (SafeReason(Code.BAD_REQUEST),)
-
-
-_EXCEPTIONS = frozenset(
-    value
-    for value in vars(builtins).values()
-    if isinstance(value, type) and issubclass(value, Exception)
-)
-_MOST_CAUSES = 20
 
 
 def kind_of(error: Exception) -> Word:
@@ -186,19 +197,6 @@ def _reasons_by_class(error: BaseException) -> tuple[SafeReason, ...]:
     return ()
 
 
-MOST_CHARACTERS = 500
-MOST_LOGGED = 20_000
-
-# All that steers a terminal, or turns the direction of a line round; not the ends of
-# lines and tabs.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-_CUT = " ... "
-
-# Of a traceback, the end says what is wrong.
-_FROM_THE_START = 150
-
-
 def printable(text: str) -> str:
     """Return ``text`` as one line of at most `MOST_CHARACTERS` characters."""
     if len(text) > MOST_CHARACTERS:
@@ -212,18 +210,19 @@ def printable(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Return ``text``, of any number of lines, with what steers a terminal escaped."""
+    """Return ``text``, of any lines, with terminal control characters escaped."""
     return _STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class HarmlessFormatter(logging.Formatter):
-    """Writes records of which no part can pass for another record.
+    """Formats records so that no part of one can pass for another record.
 
-    All lines of one but the first are indented, and what steers a terminal is escaped.
+    All lines of a record but the first are indented, and terminal control characters
+    are escaped.
     """
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
         text = super().format(record)
         if len(text) > MOST_LOGGED:
             text = f"{text[:MOST_LOGGED]}{_CUT}"

@@ -296,8 +296,14 @@ class TrainingSettings(Settings):
     """
 
     later = (
-        *("optimizer", "loss", "class_weights", "clip_norm", "compression"),
-        *("devices", "timing", "selection"),
+        "optimizer",
+        "loss",
+        "class_weights",
+        "clip_norm",
+        "compression",
+        "devices",
+        "timing",
+        "selection",
     )
 
     num_rounds: PositiveInt = 50

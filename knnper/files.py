@@ -27,6 +27,19 @@ MOST_NESTED = 100  # levels of lists and mappings in a file that people write or
 UNFINISHED = ".unfinished"
 """How the name of a folder ends that is being made, or was when a process died."""
 
+_KINDS: Mapping[Callable[[int], bool], str] = {
+    stat.S_ISLNK: "a link",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+"""Kinds of files that are neither regular files nor folders."""
+
+_ATTEMPTS, _PAUSE_S = 3, 0.02
+"""Retries of a taken lock, since `lock_holder` takes it for an instant."""
+_OTHERS = 0o077
+
 
 class ForeignFileError(KnnPerError, OSError):
     """A link, pipe, socket or device is where a file or a folder is expected."""
@@ -36,22 +49,12 @@ class ForeignFileError(KnnPerError, OSError):
         return type(self), self.args, vars(self)
 
 
-_KINDS: Mapping[Callable[[int], bool], str] = {
-    stat.S_ISLNK: "a link",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
-"""What a file may be that is neither a regular one nor a folder."""
-
-
 def require_plain(folder: Path, *, but: Collection[str] = ()) -> None:
-    """Refuse links, pipes, sockets and devices anywhere in a folder.
+    """Reject links, pipes, sockets and devices anywhere in a folder.
 
-    Somebody else may have made the folder: a link would lead writes and deletions to
-    other files, and a pipe would block the reader for ever. The folder itself may be
-    reached by a link. The entries ``but`` are not checked.
+    Folders may come from others: a link would lead writes and deletions to other files,
+    and a pipe would block the reader for ever. The folder itself may be reached by a
+    link. The entries ``but`` are not checked.
     """
     for entry in _entries(folder):
         if entry.name not in but:
@@ -69,8 +72,8 @@ def _require_plain_entry(entry: "os.DirEntry[str]") -> None:
 
 
 def _entries(folder: str | Path) -> "list[os.DirEntry[str]]":
-    # Another process may remove it meanwhile; the root of a volume has folders that
-    # are the system's alone.
+    # Another process may have removed it; the root of a volume has folders that only
+    # the system may read.
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -145,7 +148,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
-    """Return what ``read`` makes of ``entry``; None where it is missing or damaged."""
+    """Return ``read(entry)``; None if the entry is missing or damaged."""
     if not entry.exists():
         return None
     try:
@@ -156,7 +159,7 @@ def read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
 
 
 def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``entry`` in place of what is there; only the holder of the lock may."""
+    """Replace ``entry`` by a folder that ``fill`` has filled; requires the lock."""
     unfinished = entry.with_name(f"{entry.name}{UNFINISHED}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -207,19 +210,15 @@ def read_document(kind: type[T], path: Path, advice: str) -> T | None:
     return document
 
 
-_ATTEMPTS, _PAUSE_S = 3, 0.02
-"""How often a taken lock is tried again: `lock_holder` has it for an instant."""
-
-
 class LockHeldError(OSError):
     """Another process, which this names, or this one by another object, holds it."""
 
 
 class FileLock:
-    """Held by one process, which the file names; gone with it, however that ends.
+    """A lock of one process, released however it ends; the file holds its id.
 
-    A process that is forked meanwhile neither keeps nor releases it. With ``wait`` it
-    waits for a holder instead of raising `LockHeldError`.
+    A forked child neither keeps nor releases it. With ``wait`` it waits for a holder
+    instead of raising `LockHeldError`.
     """
 
     # `flock`, and not the package filelock: that empties the file which names the
@@ -264,9 +263,9 @@ class FileLock:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Return the process id of who holds the lock in ``path``; None if nobody does.
+    """Return the id of the process that holds the lock in ``path``, or None.
 
-    Nothing is written; who holds it notices nothing.
+    Nothing is written, and the holder is not disturbed.
     """
     if not path.is_file():
         return None
@@ -288,7 +287,7 @@ def sync_to_disc(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Make ``content`` that of ``path``: readers see the old or the new content.
+    """Replace the content of ``path``; readers see either the old or the new content.
 
     The folder must exist. Text is written as UTF-8. On return it is on disk.
     """
@@ -298,7 +297,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def written_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file whose content is that of ``path`` after the block.
+    """Yield a file that becomes the content of ``path`` after the block.
 
     As with `write_atomically`; after an error in the block nothing has changed.
     """
@@ -320,7 +319,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def draft_of(path: Path) -> Path:
-    """Return what `write_atomically` leaves of ``path`` where it is killed."""
+    """Return the path of the draft that a killed `write_atomically` leaves behind."""
     return path.with_name(f".{path.name}.draft")
 
 
@@ -395,11 +394,8 @@ class JsonLines:
         return record
 
 
-_OTHERS = 0o077
-
-
 def make_private(folder: Path) -> None:
-    """Make a folder for this user alone; take others' rights from one that is there."""
+    """Create a folder for this user alone; remove others' rights to an old one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if is_private(folder) or status.st_uid != os.geteuid():

@@ -1,13 +1,13 @@
-"""Layers that are faster on CPUs than torch's own, and the same but for rounding.
+"""Layers that are faster on CPUs than torch's own, with equal results up to rounding.
 
-An image of 32x32 pixels is one of 2x2 or 1x1 in most layers of MobileNetV2. oneDNN,
-which computes torch's convolutions, spends more time there on rearranging weights, and
-on the gradients of depthwise ones, than on products.
+An image of 32x32 pixels has 2x2 or 1x1 pixels in most layers of MobileNetV2. For these,
+oneDNN, which computes torch's convolutions, spends more time on rearranging weights,
+and on the gradients of depthwise convolutions, than on products.
 
-Products of matrices torch leaves to MKL, which takes twice as long as oneDNN on the
-processors of AMD: a tenth to a fifth of the time that a network trains.
+torch uses MKL for matrix products, which takes twice as long as oneDNN on AMD CPUs: a
+tenth to a fifth of a network's training time.
 
-Where nothing is trained, BatchNorm is a factor and a bias of the convolution before it.
+Without training, BatchNorm is a factor and a bias of the convolution before it.
 """
 
 import functools
@@ -25,6 +25,11 @@ from knnper.process import cpu_is
 
 # Numbers multiplied, from which on oneDNN saves more than its call costs.
 _LEAST_PRODUCTS = 1 << 20
+Step = Callable[[Tensor], Tensor]
+_ACTIVATIONS: Mapping[type[nn.Module], Step] = {
+    nn.ReLU: torch.relu_,
+    nn.ReLU6: functools.partial(torch.clamp_, min=0.0, max=6.0),
+}
 
 
 def use_faster_layers(module: nn.Module) -> None:
@@ -135,7 +140,7 @@ class _Product(torch.autograd.Function):
 
 
 class FasterLinear(nn.Linear):
-    """A linear layer whose products are of the faster library."""
+    """A linear layer that computes its products with the faster library."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
         """Return shape (..., out_features)."""
@@ -193,8 +198,17 @@ class _Depthwise(torch.autograd.Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x, _, _ = torch.ops.aten.convolution_backward(
-                *(grad, x, weight, None, ctx.stride, ctx.padding, (1, 1), False),
-                *((0, 0), len(weight), (True, False, False)),
+                grad,
+                x,
+                weight,
+                None,
+                ctx.stride,
+                ctx.padding,
+                (1, 1),
+                False,
+                (0, 0),
+                len(weight),
+                (True, False, False),
             )
         return of_x, _weight_gradient(grad, x, weight, ctx), None, None
 
@@ -223,11 +237,11 @@ def _meeting(
 
 
 class TolerantBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm that takes a batch with a single value per channel.
+    """BatchNorm that accepts a batch with a single value per channel.
 
     One image at 1x1 resolution has no variance, and `torch.nn.BatchNorm2d` refuses to
-    train on it. Here such a batch is normalised with the running statistics, which it
-    leaves as they are.
+    train on it. Such a batch is normalised with the running statistics and does not
+    update them.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
@@ -240,36 +254,33 @@ class TolerantBatchNorm2d(nn.BatchNorm2d):
 
 
 def _is_list(layer: nn.Module) -> TypeGuard[nn.Sequential]:
-    """Return whether it does nothing but call its layers in turn."""
+    """Return whether a layer only calls its sublayers in turn."""
     # torchvision's convolution with what belongs to it is a class of its own.
     is_torchvision = type(layer).__module__ == "torchvision.ops.misc"
     is_one = isinstance(layer, nn.Sequential)
     return type(layer) is nn.Sequential or (is_one and is_torchvision)
 
 
-Step = Callable[[Tensor], Tensor]
-
-
 class FoldingSequential(nn.Sequential):
-    """Layers in turn, of which convolutions do the work of the BatchNorm behind them.
+    """A sequence of layers that can fold BatchNorm into the convolution before it.
 
-    In evaluation mode, in ``torch.inference_mode``, and between ``fold(True)`` and
-    ``fold(False)``: weights must not change between them.
+    It does so in evaluation mode, in ``torch.inference_mode``, and between
+    ``fold(True)`` and ``fold(False)``. Weights must not change between these two calls.
     """
 
     _folds = False
     _folded: tuple[Sequence[Step], Sequence[Mapping[int, Any]]] | None = None
 
     def fold(self, folds: bool) -> None:
-        """Say whether the weights stay as they are from now on."""
+        """Allow folding, until the weights change, or end it."""
         self._folds, self._folded = folds, None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: its weights may change."""
+        """Return the state of a copy, which does not fold: its weights may change."""
         return {**vars(self), "_folds": False, "_folded": None}
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
-        """Return what the last layer returns."""
+        """Return the output of the last layer."""
         steps: Iterable[Step] = self
         if self._folds and not self.training and torch.is_inference_mode_enabled():
             folded = self._folded or (list(_steps(self)), list(_hooks(self)))
@@ -307,12 +318,6 @@ def _steps(layers: nn.Sequential) -> Iterator[Step]:
                 yield activation
         else:
             yield layer
-
-
-_ACTIVATIONS: Mapping[type[nn.Module], Step] = {
-    nn.ReLU: torch.relu_,
-    nn.ReLU6: functools.partial(torch.clamp_, min=0.0, max=6.0),
-}
 
 
 def _together(layer: nn.Module, norm: nn.Module) -> Step | None:

@@ -18,6 +18,15 @@ Probabilities: TypeAlias = NDArray[
     np.float64
 ]  # (n, c); a row of zeros predicts nothing
 Compute: TypeAlias = Callable[[Labels, Probabilities], float | None]
+ACCURACY = "accuracy"
+_CLASSES = "y_pred"  # of an own metric: what takes classes in place of probabilities
+
+OWN_METRIC = Kind(
+    "a function (labels, probabilities) -> float",
+    supplied=("labels", "probabilities", "y_true", "y_score", "y_prob", _CLASSES),
+)
+"""For all of them higher is better: a loss returns its negative."""
+
 
 # scikit-learn and scipy.stats take a second to import, for which only who asks for such
 # a metric need wait.
@@ -31,11 +40,11 @@ def balanced_accuracy(labels: Labels, probabilities: Probabilities) -> float:
 
 
 def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
-    """Return the mean F1 over the classes that are among the labels.
+    """Return the mean F1 over the classes that occur among the labels.
 
-    Not over those that are predicted too, as scikit-learn does where it is not told:
-    two models of a client would then be means over different classes. What is
-    predicted of other classes is missing from the recall of its own.
+    scikit-learn's default also counts classes that occur only among the predictions.
+    Two models of one client would then be averaged over different classes. A wrong
+    prediction of an absent class still lowers the recall of the true class.
     """
     from sklearn.metrics import f1_score
 
@@ -45,8 +54,8 @@ def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
 def auroc(labels: Labels, probabilities: Probabilities) -> float | None:
     """Return the mean area under the ROC curve, each class against all others.
 
-    Over the classes that are among the labels; None where there is only one, which no
-    ranking can tell from others.
+    The mean is over the classes that occur among the labels; None if there is only one,
+    for which the area is undefined.
     """
     from scipy.stats import rankdata
 
@@ -85,8 +94,6 @@ class Metric:
     is_fraction: bool = True  # whether people read it in percent
 
 
-ACCURACY = "accuracy"
-
 METRICS: Mapping[str, Metric] = {
     ACCURACY: Metric("accuracy"),
     "balanced_accuracy": Metric("balanced accuracy", balanced_accuracy),
@@ -97,22 +104,13 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-_CLASSES = "y_pred"  # of an own metric: what takes classes in place of probabilities
-
-OWN_METRIC = Kind(
-    "a function (labels, probabilities) -> float",
-    supplied=("labels", "probabilities", "y_true", "y_score", "y_prob", _CLASSES),
-)
-"""For all of them higher is better: a loss returns its negative."""
-
-
 def called(name: str) -> Metric:
     """Return the metric of that name; one that is not ours is a user's."""
     return METRICS.get(name) or Metric(name, is_fraction=False)
 
 
 def computations(chosen: Iterable[Choice[Settings]]) -> dict[str, Compute]:
-    """Return what computes the metrics that do not follow from an `Evaluation`."""
+    """Return the functions of the metrics that do not follow from an `Evaluation`."""
     by_name = {
         metric.metric_name: METRICS[metric.name].compute
         if metric.entry is None

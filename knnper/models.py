@@ -61,6 +61,24 @@ OWN_MODEL = Kind(
     supplied=("num_classes", "input_shape", "spec"),
 )
 
+MODELS: Mapping[str, type[Network]] = {
+    network.name: network
+    for network in (
+        LeafCnn,
+        TinyCnn,
+        SmallResNet,
+        MobileNetV2,
+        ResNet18,
+        Mlp,
+        SoftmaxRegression,
+        StackedLstm,
+        TorchvisionNetwork,
+        TimmNetwork,
+        TransformersNetwork,
+    )
+}
+"""The models that can be chosen by name."""
+
 
 def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
     """Return a user's network, split; see `OWN_MODEL`."""
@@ -92,8 +110,12 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
             load_weights(network, weight_files.located(name), head)
 
     return split(
-        *(model, natural(normalizer(spec)(stored)), spec.num_classes),
-        *(settings.representation, choice.name, NAME_IT),
+        model,
+        natural(normalizer(spec)(stored)),
+        num_classes=spec.num_classes,
+        representation=settings.representation,
+        name=choice.name,
+        fix=NAME_IT,
         load=load,
     )
 
@@ -104,25 +126,6 @@ def _load(module: EmbeddingModel, settings: Settings) -> None:
     for name in as_names(settings.weights):
         path = weight_files.located(name)
         load_weights(module, path, published=module.published_head)
-
-
-MODELS: Mapping[str, type[Network]] = {
-    network.name: network
-    for network in (
-        LeafCnn,
-        TinyCnn,
-        SmallResNet,
-        MobileNetV2,
-        ResNet18,
-        Mlp,
-        SoftmaxRegression,
-        StackedLstm,
-        TorchvisionNetwork,
-        TimmNetwork,
-        TransformersNetwork,
-    )
-}
-"""The models that can be chosen by name."""
 
 
 def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
@@ -265,7 +268,7 @@ def _flat(
     spec: InputSpec,
     device: torch.device,
 ) -> FlatModel:
-    """Return the model, whose frozen part must be what the settings say."""
+    """Return the flat model; reject frozen weights other than the settings'."""
     settings = choice.local or choice.settings
     assert isinstance(settings, ModelSettings), "asked before"
     use_faster_layers(module)

@@ -17,9 +17,18 @@ from knnper.layers import TolerantBatchNorm2d
 from knnper.process import import_torchvision
 from knnper.settings import PositiveFraction, PositiveInt, ProperFraction
 
+Norm = Literal["batch", "group"]
+OptionalNorm = Literal["none", "batch", "group"]
+NUM_GROUPS = 8
+
+INITIAL_DEVIATION = 0.01
+
+"""Of the initial weights: small, so that what a client never saw stays near uniform,
+and not zero, so that several models are not all the same."""
+
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
-    """Refuse images whose height or width is not a positive multiple of ``factor``."""
+    """Reject images unless height and width are multiples of ``factor``."""
     height, width, _ = spec.image_shape
     holds = min(height, width) >= factor and height % factor == width % factor == 0
     expected = f"images whose height and width are multiples of {factor}"
@@ -27,14 +36,9 @@ def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
 
 
 def require_channels(spec: InputSpec, model: str) -> None:
-    """Refuse images that are neither grey nor of three colours."""
+    """Reject images that have neither 1 nor 3 channels."""
     holds = spec.image_shape[2] in (1, 3)
     require_input(spec, model, holds=holds, expected="images with 1 or 3 channels")
-
-
-Norm = Literal["batch", "group"]
-OptionalNorm = Literal["none", "batch", "group"]
-NUM_GROUPS = 8
 
 
 def group_norm(num_channels: int) -> nn.GroupNorm:
@@ -49,7 +53,7 @@ NORMS: Mapping[Norm, Callable[[int], nn.Module]] = {
 
 
 def norm_layers(norm: OptionalNorm, num_channels: int) -> list[nn.Module]:
-    """Return what ``norm`` puts behind a convolution: one layer, or none."""
+    """Return the normalisation layers behind a convolution: one or none."""
     return [] if norm == "none" else [NORMS[norm](num_channels)]
 
 
@@ -80,7 +84,7 @@ def _two_convolutions(
     kernel_size: int,
     num_poolings: int,
 ) -> nn.Sequential:
-    """Return two convolutions, the last ones pooled, and one hidden layer."""
+    """Return two convolutions, the last ``num_poolings`` pooled, and a hidden layer."""
     height, width, channels = spec.image_shape
     reduction = 2**num_poolings
     first, second = map(settings.scaled, widths)
@@ -149,8 +153,8 @@ class MlpSettings(ScalableSettings):
         Widths of the hidden layers, first to last; the last is p, the size of the
         representation.
     norm
-        ``group`` puts GroupNorm in 8 groups behind every hidden layer, whose widths
-        must then be multiples of 8; ``none`` puts nothing there.
+        ``group`` puts GroupNorm in 8 groups behind every hidden layer, which requires
+        multiples of 8 as widths; ``none``: no normalisation.
     """
 
     hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
@@ -381,18 +385,12 @@ def _convolution(channels: int, width: int) -> nn.Conv2d:
     return nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
 
 
-INITIAL_DEVIATION = 0.01
-
-"""Of the initial weights: small, so that what a client never saw stays near uniform,
-and not zero, so that several models are not all the same."""
-
-
 class SoftmaxRegression(Network):
     """Logits W x + b of inputs of any shape; φ is the input itself, as a row."""
 
     name = "softmax_regression"
     title = "Softmax regression"
-    summary = "One linear layer on the inputs as they are, features or images."
+    summary = "One linear layer on the raw inputs, features or images."
     settings_type = ModelSettings
 
     def __init__(self, settings: ModelSettings, spec: InputSpec) -> None:

@@ -1,7 +1,7 @@
-"""What users bring of their own: ``module:attribute`` in place of a name of ours.
+"""Code of users: ``module:attribute`` in place of a name of the catalogue.
 
-The module is looked for beside the experiment's file, then on the Python path. What
-can be set is what the attribute takes: the parameters of a function or a class.
+The module is looked up beside the experiment's file, then on the Python path. Its
+settings are the parameters of the function or class.
 """
 
 import ast
@@ -25,6 +25,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from typing_extensions import override
 
 from knnper.errors import ConfigError, KnnPerError, OwnCodeError, Problem, kind_of
 from knnper.reasons import Code, SafeReason
@@ -38,37 +39,40 @@ from knnper.settings import (
 )
 from knnper.yaml_text import read_yaml
 
-# The files of users' code: errors in them are theirs.
+# Files of users' code. Errors that pass through them become `OwnCodeError`.
 _FILES = set[str]()
 
-# What was imported from beside an experiment: its SHA-256 then, by the file.
+# Modules imported from beside an experiment: SHA-256 at the import, by file.
 _LOADED: dict[Path, str] = {}
+
+LOCAL_VARIABLE = "KNNPER_LOCAL"
+"""Environment variable: path of a YAML file of `LocalSettings`."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be brought in a section of an experiment."""
+    """The kind of code that a section of an experiment accepts."""
 
     expected: str  # as in "a torch.nn.Module class, or a function that returns one"
-    # What is set beside the parameters; an attribute's own ``settings_type`` is one.
+    # Settings beside the parameters, unless the attribute has a ``settings_type``.
     base: type[Settings] = Settings
     supplied: Collection[str] = ()  # parameters that the caller passes: not settings
     is_right: Callable[[Any], bool] = callable
-    # Advice on an attribute that is not right, added to the error; may be empty.
+    # Returns advice about an attribute of a wrong kind, for the error; may be empty.
     advice: Callable[[Any], str] = lambda _: ""
 
 
 @dataclass(frozen=True)
 class Door:
-    """Where users' code is looked for, and what of it may be used."""
+    """Where users' code is looked up, and which of it may be used."""
 
-    folder: Path | None = None  # looked into first; None is the Python path alone
-    allowed: Collection[str] | None = None  # the references; None is all
-    # Where the weights of networks are; None is where an experiment says.
+    folder: Path | None = None  # searched first; None: only the Python path
+    allowed: Collection[str] | None = None  # references; None: all
+    # Files of networks' weights; None: the files that the experiment names.
     pretrained: Mapping[str, Path] | None = None
 
     def open(self, reference: str, kind: Kind) -> Own:
-        """Return what ``reference`` names; an `OwnCodeError` says why it is not."""
+        """Load ``reference``; raise `OwnCodeError` if it cannot be used."""
         if self.allowed is not None and reference not in self.allowed:
             guess = nearest(reference, self.allowed)
             raise OwnCodeError(
@@ -105,19 +109,19 @@ class Door:
 
 
 CLOSED = Door(None, (), {})
-"""Lets nothing in."""
+"""Allows no code."""
 
 
 @dataclass(frozen=True)
 class OwnCodeSettings(Settings):
-    """Which of its operator's code an experiment, or a model, may name.
+    """The code on this machine that experiments and models from elsewhere may name.
 
     Attributes
     ----------
     folder
-        Looked into before the Python path; null is the latter alone.
+        Searched before the Python path; null: only the Python path.
     allowed
-        What may be named, such as ``model:Net``. Its settings come from elsewhere.
+        Allowed references, such as ``model:Net``. Their settings come from elsewhere.
     """
 
     folder: Path | None = None
@@ -126,15 +130,15 @@ class OwnCodeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings(Settings):
-    """What a machine has of its own for experiments, and models, from elsewhere.
+    """Code and weights of this machine for experiments and models from elsewhere.
 
     Attributes
     ----------
     own_code
         See `OwnCodeSettings`.
     pretrained
-        Files of weights that are not trained, by ``model.architecture`` or its last
-        part, or by the model's name; of ``transformers`` the model's folder.
+        Files of frozen weights, by ``model.architecture`` or its last part, or by the
+        model's name; for ``transformers`` the model's folder.
     """
 
     own_code: OwnCodeSettings = OwnCodeSettings()
@@ -142,11 +146,11 @@ class LocalSettings(Settings):
 
     @property
     def door(self) -> Door:
-        """What of it may be used."""
+        """The code that may be used."""
         return Door(self.own_code.folder, self.own_code.allowed, self.pretrained)
 
     def at(self, base: Path) -> dict[str, Any]:
-        """Return both with paths that are relative to ``base`` no more."""
+        """Return both settings with relative paths resolved against ``base``."""
         folder, allowed = self.own_code.folder, self.own_code.allowed
         folder = None if folder is None else base / folder
         return {
@@ -155,12 +159,8 @@ class LocalSettings(Settings):
         }
 
 
-LOCAL_VARIABLE = "KNNPER_LOCAL"
-"""Names a YAML file of `LocalSettings`, for models from elsewhere."""
-
-
 def local_door() -> Door:
-    """Return what the user of this process lets models from elsewhere use."""
+    """Return the code that this process allows to models from elsewhere."""
     named = os.environ.get(LOCAL_VARIABLE)
     if not named:
         return CLOSED
@@ -172,13 +172,13 @@ def local_door() -> Door:
 
 
 def given_to(entry: Callable[..., Any], **possible: Any) -> dict[str, Any]:
-    """Return those of the ``possible`` arguments that ``entry`` has parameters for."""
+    """Return the ``possible`` arguments for which ``entry`` has parameters."""
     names = _parameters(entry)
     return {name: value for name, value in possible.items() if name in names}
 
 
 def arguments(settings: Settings, base: type[Settings]) -> dict[str, Any]:
-    """Return the values of settings that are not of ``base``, by their names."""
+    """Return the values of the settings that ``base`` does not have, by name."""
     left_out = {field.name for field in fields(base)}
     names = [field.name for field in fields(settings) if field.name not in left_out]
     return {name: getattr(settings, name) for name in names}
@@ -186,7 +186,7 @@ def arguments(settings: Settings, base: type[Settings]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Make errors of users' code an `OwnCodeError` that has their traceback."""
+    """Turn errors of users' code into an `OwnCodeError` with their traceback."""
     try:
         yield
     except KnnPerError:
@@ -213,10 +213,10 @@ def explained() -> Iterator[None]:
 def settings_of(
     entry: Callable[..., Any], base: type[Settings], supplied: frozenset[str]
 ) -> type[Settings]:
-    """Return settings with a field for each parameter, on top of those of ``base``.
+    """Return settings with a field for each parameter, derived from ``base``.
 
-    Parameters that are ``given``, or whose type no file of settings can hold, are left
-    out; one of the latter without a default is refused.
+    Parameters in ``supplied`` are omitted, and those whose type a settings file cannot
+    hold, which must have a default.
     """
     reserved = supplied | {field.name for field in fields(base)}
     fields_of_settings: list[Any] = []
@@ -260,7 +260,7 @@ def _hints(entry: Any) -> dict[str, Any]:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return the part of a type that plain values can have; None for no part."""
+    """Return the part of a type that plain values can have; None if there is none."""
     if get_origin(annotation) in (Union, UnionType):
         members = [_plain(member) for member in get_args(annotation)]
         members_without_none = [member for member in members if member is not None]
@@ -300,7 +300,7 @@ def _name(entry: Any) -> str:
 
 
 def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType, str]:
-    """Return a module and the SHA-256 of its source."""
+    """Import a module; return it with the SHA-256 of its source."""
     file = None if folder is None else _file_of(name, folder)
     root = None if folder is None else folder.absolute()
     if root is None or file is None:
@@ -326,7 +326,7 @@ def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType,
 
 
 def _is_beside_another(name: str, root: Path | None) -> bool:
-    """Return whether importing a module would give that of another experiment."""
+    """Return whether importing a module would return another experiment's."""
     loaded = getattr(sys.modules.get(name), "__file__", None) or ""
     other = _BESIDE.root
     is_there = other not in (None, root) and _file_of(name, other) is not None
@@ -343,7 +343,7 @@ def _imported(name: str, reference: str) -> ModuleType:
 
 
 def _require_free(file: Path, root: Path, reference: str) -> None:
-    """Refuse a file whose name a module from elsewhere has in this process."""
+    """Reject a file with the name of a module loaded from elsewhere."""
     parts = file.relative_to(root).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     existing = getattr(sys.modules.get(name), "__file__", str(file))
@@ -400,7 +400,7 @@ def _file_of(name: str, folder: Path) -> Path | None:
 
 
 def _sources(file: Path, folder: Path, package: str = "") -> list[Path]:
-    """Return a file and those in ``folder``, of ``package``, that it imports."""
+    """Return a file and the files in ``folder``, of ``package``, that it imports."""
     sources, waiting = set[Path](), [file]
     while waiting:
         source = waiting.pop()
@@ -420,11 +420,11 @@ def _sources(file: Path, folder: Path, package: str = "") -> list[Path]:
 # A batch reads the same files for each of its experiments.
 @functools.lru_cache(maxsize=1024)
 def _imports(source: bytes, package: tuple[str, ...]) -> frozenset[str]:
-    """Return the full names of what a file imports, and of attributes that it does."""
+    """Return the full names of the modules and attributes that a file imports."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return frozenset()  # importing it says so
+        return frozenset()  # the import will raise the error
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -437,26 +437,26 @@ def _imports(source: bytes, package: tuple[str, ...]) -> frozenset[str]:
 
 
 class _AsItIsNow(SourceFileLoader):
-    """Compiles the file each time: kept bytecode is told from it by whole seconds."""
+    """Compiles the file each time: bytecode caches compare whole seconds only."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of what the file holds."""
+        """Compile the current content of the file."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 
 
 class _Beside(MetaPathFinder):
-    """Finds modules beside the experiment first, whoever imports them."""
+    """Finds modules beside the experiment before any other module of the name."""
 
     root: Path | None = None
 
+    @override
     def find_spec(
         self,
         name: str,
-        path: object,  # noqa: ARG002 (the signature is Python's)
-        target: object = None,  # noqa: ARG002
+        path: object,
+        target: object = None,
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if self.root is None:
             return None
         file = _file_of(name, self.root)
@@ -482,7 +482,7 @@ sys.meta_path.insert(0, _BESIDE)
 
 
 def _forget_all() -> None:
-    """Let what was imported from beside an experiment be imported anew."""
+    """Unload all modules that were imported from beside an experiment."""
     files = {str(file) for file in _LOADED}
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) in files:

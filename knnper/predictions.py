@@ -1,4 +1,4 @@
-"""What the models of a run say of each test example: one Parquet file."""
+"""Predictions of a run for each test example: one Parquet file."""
 
 import hashlib
 import itertools
@@ -19,16 +19,15 @@ FILE = "predictions.parquet"
 
 
 def require_arrow() -> None:
-    """Refuse to begin what could not be written in the end."""
+    """Raise an error at the start of a run if Parquet files could not be written."""
     _arrow("parquet")
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Those of a run, in its folder: a part a client, in the end one file.
+    """The predictions of a run in its folder: a part per client, finally one file.
 
-    Whoever is killed writes a client's part anew, whole and the same, so no row is lost
-    and none is there twice.
+    A killed run rewrites a client's part as a whole, so that no row is lost or doubled.
     """
 
     folder: Path

@@ -1,7 +1,7 @@
-"""Networks that others trained, from torchvision, timm and transformers.
+"""Pretrained networks of torchvision, timm and transformers.
 
-Each has its own size of images and its own normalisation, and nothing is downloaded
-unless ``download`` says so.
+Each has its own image size and normalisation. Nothing is downloaded unless
+``download`` is true.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import InputDtype, InputSpec
 from knnper.embedding_model import Network, OwnModelSettings
@@ -30,20 +31,25 @@ from knnper.weight_files import (
     located,
 )
 
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# Entries of a configuration about its file, not about the network.
+_OF_THE_FILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedSettings(OwnModelSettings):
-    """What can be set for every network of a library.
+    """Settings of every network of a library.
 
     Attributes
     ----------
     architecture
         The library's name for it.
     image_size
-        Height and width to which images are brought, in pixels; null is the size that
-        the library states.
+        Height and width to which images are resized, in pixels; null: the size that the
+        library states.
     download
-        Whether the library may fetch what is not on this machine.
+        Whether the library may download missing files.
     """
 
     architecture: str
@@ -57,9 +63,6 @@ class Images(NamedTuple):
     size: int  # height and width, pixels
     mean: tuple[float, ...]  # per colour, of values in [0, 1]
     std: tuple[float, ...]
-
-
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Resized:
@@ -93,14 +96,18 @@ class Pretrained(Network):
         super().__init__(settings, spec)
         self._form: Images | None = None
         self._config: dict[str, Any] = {}
-        network = self.made(settings, spec)
+        network = self.build_network(settings, spec)
         name = f"{self.name} {settings.architecture}"
         sample = self.normalizer(spec, torch.device("cpu"))(
             torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
         )
         model = split(
-            *(network, natural(sample), spec.num_classes),
-            *(settings.representation, name, NAME_IT),
+            network,
+            natural(sample),
+            num_classes=spec.num_classes,
+            representation=settings.representation,
+            name=name,
+            fix=NAME_IT,
             load=lambda network, head: self.load(network, head, settings),
         )
         self.described = json.dumps([self._form, self._config], sort_keys=True)
@@ -112,7 +119,7 @@ class Pretrained(Network):
     def normalizer(
         self, spec: InputSpec, device: torch.device
     ) -> Callable[[Tensor], Tensor]:
-        """Return what brings images to the form that the network was trained on."""
+        """Return a function that resizes and normalises images for the network."""
         if self._form is None:
             return super().normalizer(spec, device)
         return Resized(self._form, device)
@@ -122,11 +129,11 @@ class Pretrained(Network):
         return super().embed(natural(x))
 
     @abstractmethod
-    def made(self, settings: Any, spec: InputSpec) -> nn.Module:
-        """Return the network, from inputs to logits; set the form of its images."""
+    def build_network(self, settings: Any, spec: InputSpec) -> nn.Module:
+        """Build the network, from inputs to logits; set the form of its images."""
 
     def load(self, network: nn.Module, head: str, settings: Any) -> None:
-        """Load the weights into the network, whose head is of this name."""
+        """Load the weights into the network; ``head`` is the name of its head."""
         for name in as_names(settings.weights):
             load_weights(network, located(name), head)
 
@@ -162,8 +169,10 @@ class TorchvisionNetwork(Pretrained):
     summary = "Any image classifier of torchvision, with weights of a local file."
     settings_type = TorchvisionSettings
 
-    def made(self, settings: TorchvisionSettings, spec: InputSpec) -> nn.Module:
-        """See `Pretrained`."""
+    @override
+    def build_network(
+        self, settings: TorchvisionSettings, spec: InputSpec
+    ) -> nn.Module:
         models = import_torchvision().models
         known = models.list_models(module=models)
         if settings.architecture not in known:
@@ -177,10 +186,10 @@ class TorchvisionNetwork(Pretrained):
         )
         return network
 
+    @override
     def load(
         self, network: nn.Module, head: str, settings: TorchvisionSettings
     ) -> None:
-        """See `Pretrained`."""
         first, *others = as_names(settings.weights) or ("",)
         if not first or is_file_name(first):
             super().load(network, head, settings)
@@ -220,8 +229,8 @@ class TimmNetwork(Pretrained):
     summary = "Any image classifier of timm, with weights of a local file."
     settings_type = PretrainedSettings
 
-    def made(self, settings: PretrainedSettings, spec: InputSpec) -> nn.Module:
-        """See `Pretrained`."""
+    @override
+    def build_network(self, settings: PretrainedSettings, spec: InputSpec) -> nn.Module:
         import_torchvision()  # timm does, in the plain way
         timm = import_extra("timm", "pretrained", "the model timm")
         name, size = settings.architecture, settings.image_size
@@ -271,8 +280,10 @@ class TransformersNetwork(Pretrained):
     settings_type = TransformersSettings
     takes = ("uint8", "ids")
 
-    def made(self, settings: TransformersSettings, spec: InputSpec) -> nn.Module:
-        """See `Pretrained`."""
+    @override
+    def build_network(
+        self, settings: TransformersSettings, spec: InputSpec
+    ) -> nn.Module:
         import_torchvision()  # transformers does, in the plain way
         library = import_extra("transformers", "pretrained", "the model transformers")
         place = str(Path(settings.architecture).expanduser())
@@ -311,10 +322,6 @@ class TransformersNetwork(Pretrained):
             self._form = Images(size, *_normalisation(processor))
         width = int(encoder.config.hidden_size)
         return Encoder(encoder, padding, settings.pooling, width, spec.num_classes)
-
-
-# What a configuration says of the file that it was read from.
-_OF_THE_FILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 def _require_vocabulary(encoder: Any, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What a process may use of its machine: cores, a GPU, bfloat16, torchvision."""
+"""Resources of this process on its machine: cores, GPU, bfloat16, torchvision."""
 
 import contextlib
 import ctypes
@@ -29,6 +29,22 @@ _OPERATOR_SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 1 << 30
+
+# Eight workspaces of 4 MiB for each stream, as cuBLAS needs to be reproducible.
+_CUBLAS_WORKSPACES = ":4096:8"
+
+# A convolution and a product as large as oneDNN's AMX code begins to take.
+_IN_BFLOAT16 = """
+import torch
+from torch import nn
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    hidden = nn.Conv2d(16, 16, 3)(torch.ones(8, 16, 18, 18)).mean((2, 3))
+    nn.Linear(64, 64)(hidden.repeat(4, 4)).float().sum().backward()
+"""
 
 
 def import_torchvision() -> ModuleType:
@@ -85,15 +101,6 @@ def _declare_operators() -> torch.library.Library:
     return library
 
 
-# Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-_KEPT_BYTES = 1 << 30
-
-# Eight workspaces of 4 MiB for each stream, as cuBLAS needs to be reproducible.
-_CUBLAS_WORKSPACES = ":4096:8"
-
-
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere, as on macOS
@@ -140,18 +147,8 @@ def compute_device(run: RunSettings) -> torch.device:
     return torch.device("cuda")
 
 
-# A convolution and a product as large as oneDNN's AMX code begins to take.
-_IN_BFLOAT16 = """
-import torch
-from torch import nn
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    hidden = nn.Conv2d(16, 16, 3)(torch.ones(8, 16, 18, 18)).mean((2, 3))
-    nn.Linear(64, 64)(hidden.repeat(4, 4)).float().sum().backward()
-"""
-
-
 def known_precision(precision: Precision | Literal["auto"]) -> Precision:
-    """Return the precision; refuse ``auto``, where nobody measures what is faster."""
+    """Return the precision; reject ``auto`` outside a simulation, which measures it."""
     if precision != "auto":
         return precision
     message = (
@@ -180,7 +177,7 @@ def require_precision(precision: Precision, device: torch.device) -> None:
 
 
 def cpu_is(word: str) -> bool:
-    """Return whether Linux says this word of the processor: its maker, or a feature."""
+    """Return whether Linux lists this word for the CPU: its maker, or a feature."""
     try:
         return word in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -209,10 +206,10 @@ def prepare_process(run: RunSettings, device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 1 GiB that was freed, instead of returning it at once.
+    """Let glibc keep up to 1 GiB of freed memory instead of returning it at once.
 
-    Else their pages are zeroed anew for each training step, up to a fifth of
-    MobileNetV2's time. It works in the main thread only, where workers compute.
+    Otherwise the kernel zeroes its pages again for each training step, up to a fifth of
+    MobileNetV2's time. It works in the main thread only, in which workers compute.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -222,7 +219,7 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def huge_pages_for_workers() -> Iterator[None]:
-    """Let glibc ask for huge pages in the processes that are started meanwhile.
+    """Let glibc use huge pages in processes that start inside the block.
 
     The large tensors of a training step take a twentieth less time. It is a setting of
     the environment because glibc reads it when a process starts.

@@ -21,6 +21,20 @@ R = TypeVar("R")
 _OTHER_VERSIONS = "the two sides run different versions"
 _LARGEST_INTEGER = 2**63 - 1
 
+# Integers are accepted, unchanged, for fields of floats.
+_PLAIN: Mapping[type, tuple[type | tuple[type, ...], str]] = {
+    types.NoneType: (types.NoneType, "nothing"),
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: ((int, float), "a number"),
+    str: (str, "text"),
+}
+_MOST_AXES = 16
+
+# Beyond it, what torch computes of a shape overflows, even where an axis is empty.
+_LARGEST_SHAPE = 2**60
+_SCALARS = (str, bool, int, float)
+
 
 @dataclass(frozen=True)
 class _Described:
@@ -35,7 +49,7 @@ class _Described:
         return CodecError(f"{place}: expected {expected}, found a {type_name}")
 
     def part(self, name: str, expected: type) -> Any:
-        """Return what is under ``name`` of a description."""
+        """Return the entry ``name`` of a description."""
         parts = self.described if isinstance(self.described, dict) else {}
         part = parts.get(name)
         if not isinstance(part, expected):
@@ -75,16 +89,6 @@ def plain_fields(record_type: type[R], values: Mapping[str, Any] | None) -> R:
     fields = {"record": record_type.__name__, "fields": dict(values or {})}
     record: R = _value(record_type, _Described(fields, ""), _TensorPool({}))
     return record
-
-
-# What was an int when it was taken apart stays one where a float is expected.
-_PLAIN: Mapping[type, tuple[type | tuple[type, ...], str]] = {
-    types.NoneType: (types.NoneType, "nothing"),
-    bool: (bool, "true or false"),
-    int: (int, "an integer"),
-    float: ((int, float), "a number"),
-    str: (str, "text"),
-}
 
 
 def _value(hint: Any, item: _Described, pool: _TensorPool) -> Any:
@@ -224,12 +228,6 @@ def _field_hints(record_type: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(record_type)}
 
 
-_MOST_AXES = 16
-
-# Beyond it, what torch computes of a shape overflows, even where an axis is empty.
-_LARGEST_SHAPE = 2**60
-
-
 @dataclass(frozen=True)
 class Parts:
     """A record taken apart."""
@@ -259,7 +257,7 @@ def tensors_of(record: object) -> Mapping[str, Tensor]:
 
 
 def put_together(record_type: type[R], parts: Parts) -> R:
-    """Return the record of ``record_type`` that ``parts`` were made from."""
+    """Rebuild the record of ``record_type`` from `take_apart`'s result."""
     return _rebuilt(record_type, _parse(parts.structure), parts.tensors)
 
 
@@ -274,7 +272,7 @@ def flatten(record: object) -> Flat:
 
 
 def unflatten(record_type: type[R], flat: Flat) -> R:
-    """Return the record that ``flat`` was made from, its tensors as in `canonical`.
+    """Rebuild the record from `flatten`'s result, its tensors as in `canonical`.
 
     A record of one tensor keeps the memory of ``flat.vector``, which is as torch
     allocates it.
@@ -298,11 +296,11 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
 
 
 def canonical(record: R) -> R:
-    """Return ``record`` with its tensors copied: contiguous, each in memory of its own.
+    """Return ``record`` with contiguous copies of its tensors, each in separate memory.
 
-    Sums and products may end in other bits for another layout or alignment of the same
-    numbers. What was computed here is made the same as what came over a wire or from
-    a file, so that none of it shows in the results.
+    Sums and products may differ in their last bits for another layout or alignment of
+    the same numbers. The copy has the layout of records from a wire or a file, so that
+    results do not depend on where a record came from.
     """
     structure, tensors = _apart(record)
     copies = {name: _copied(tensor) for name, tensor in tensors.items()}
@@ -366,7 +364,7 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             for name in names
         }
         return {"record": type(value).__name__, "fields": fields}
-    if isinstance(value, _SCALARS):  # of NumPy's, say
+    if isinstance(value, _SCALARS):  # subclasses, such as NumPy's float64
         return next(kind for kind in _SCALARS if isinstance(value, kind))(value)
     if isinstance(value, tuple):
         items = enumerate(value)
@@ -375,9 +373,6 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         entries = value.items()
         return {"dict": {k: _describe(v, f"{path}/{k}", tensors) for k, v in entries}}
     raise CodecError(f"{path}: a {type(value).__name__} cannot be sent or stored")
-
-
-_SCALARS = (str, bool, int, float)
 
 
 @functools.cache
@@ -407,7 +402,7 @@ def _read_layout(text: str) -> tuple[Any, dict[str, list[int]]]:
 
 
 def is_shape(shape: object) -> bool:
-    """Return whether a tensor may have the shape that somebody says it has."""
+    """Return whether a shape that a peer has sent is a valid shape of a tensor."""
     return (
         isinstance(shape, list)
         and len(shape) <= _MOST_AXES

@@ -16,10 +16,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RandomKey:
-    """A seed and the path of what it is used for."""
+    """A seed and the path of its purpose."""
 
     seed: int  # the experiment's seed
-    # Purpose, then round, client or whatever tells two uses apart.
+    # Purpose, then round, client or any other distinction between two uses.
     path: tuple[str | int, ...] = ()
 
     def child(self, *parts: str | int) -> "RandomKey":

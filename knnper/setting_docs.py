@@ -39,7 +39,7 @@ class SettingDoc:
     default
         As in a file; None where there is none.
     meaning
-        From the docstring; empty where that does not say it.
+        From the docstring; empty if it has no entry.
     inner
         Settings dataclasses that the value can be, each with the way to choose it in a
         file, such as ``: {name: factory}``; empty where there is no choice.

@@ -145,7 +145,8 @@ def choose_memory_format(
     log.warning(
         "%s %s in the memory format channels_last; using torch's default format, which "
         "is slower. To support both, replace view() by reshape() or flatten()",
-        *(name, reason),
+        name,
+        reason,
     )
     return "contiguous"
 

@@ -37,8 +37,12 @@ _HEAD = "classifier"  # name of the head in an `EmbeddingModel`
 # Opacus, and the checkpointing of activations.
 _WRAPPERS = frozenset(
     (
-        *("module", "_module", "_orig_mod", "_forward_module"),
-        *("_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
+        "module",
+        "_module",
+        "_orig_mod",
+        "_forward_module",
+        "_fsdp_wrapped_module",
+        "_checkpoint_wrapped_module",
     )
 )
 _MOST_NESTED = 8  # nested mappings
@@ -142,7 +146,11 @@ def _harmless() -> list[Any]:
     rebuild_number = np.float64(0).__reduce__()[0]
     kinds = np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
     return [
-        *(np.ndarray, np.dtype, argparse.Namespace, rebuild_array, rebuild_number),
+        np.ndarray,
+        np.dtype,
+        argparse.Namespace,
+        rebuild_array,
+        rebuild_number,
         *{type(np.dtype(kind)) for kind in kinds},
         # As NumPy before 2 called them.
         (rebuild_array, "numpy.core.multiarray._reconstruct"),
@@ -484,7 +492,11 @@ def read_trained(name: str) -> TrainedTensors | None:
         layout = Layout.from_json(text)
         tensors = layout.tensors(load_file(path)[VECTOR])
     except (
-        *(OSError, SafetensorError, KeyError, TypeError, ValueError),
+        OSError,
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
         RecursionError,
     ) as error:
         message = (

@@ -124,8 +124,12 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError([_as_problem(error)], source) from error
     # PyYAML raises these for a value that does not fit its tag, such as `!!bool x`.
     except (
-        *(ArithmeticError, AttributeError, LookupError),
-        *(TypeError, ValueError, RecursionError),
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
     ) as error:
         message = f"holds a value that is not text, a number, a list or so: {error}"
         raise ConfigError([Problem("document", message)], source) from error

@@ -30,11 +30,25 @@ from knnper.errors import CredentialError
 from knnper.files import read_file, write_atomically
 
 _LAST_PORT = 65535
+SECRET = 0o600
+PUBLIC = 0o644
+T = TypeVar("T")
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 825  # the longest that common TLS clients accept
+
+# Longest common name in X.520; alternative names hold the whole name of a host.
+_LONGEST_NAME = 64
+
+# Start of validity before now, since the clocks of machines differ a little.
+_BACKDATED = timedelta(hours=1)
+_RENEW = "make a new one with: knnper fed renew FEDERATION"
+_SOON = timedelta(days=30)
+_MAKE = "made with: ssh-keygen -t ecdsa -b 384 -N '' -f NAME.key"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where something listens."""
+    """Host and port of a listening server."""
 
     host: str
     port: int
@@ -45,7 +59,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -68,18 +82,13 @@ def parse_address(text: str) -> Address:
     return Address(bare, int(port))
 
 
-SECRET = 0o600
-PUBLIC = 0o644
-T = TypeVar("T")
-
-
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """Write ``content`` to the new file ``path`` with the permissions ``mode``."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as error:
-        mend = "credentials are never overwritten; move it away"
-        raise CredentialError(f"{path} exists already: {mend}") from error
+        advice = "credentials are never overwritten; move it away"
+        raise CredentialError(f"{path} exists already: {advice}") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
@@ -87,7 +96,7 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
 
 
 def read_as(path: Path, expected: str, parse: Callable[[bytes], T]) -> T:
-    """Return what ``parse`` makes of the content of ``path``."""
+    """Read and parse ``path``; raise `CredentialError` with ``expected`` on failure."""
     try:
         content = read_file(path)
     except FileNotFoundError as error:
@@ -104,21 +113,11 @@ def read_as(path: Path, expected: str, parse: Callable[[bytes], T]) -> T:
 
 
 def permission_problem(path: Path) -> str | None:
-    """Return what is wrong with the permissions of the secret ``path``, if anything."""
+    """Return the problem with the permissions of the secret ``path``, or None."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077 == 0:
         return None
     return f"{path} can be read by other users (mode {mode:04o}); run: chmod 600 {path}"
-
-
-AUTHORITY_DAYS = 3650
-SERVER_DAYS = 825  # the longest that common TLS clients accept
-
-# Of a common name, by X.520; a host's whole name is among the alternative names.
-_LONGEST_NAME = 64
-
-# Clocks of the machines differ a little.
-_BACKDATED = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def read_identity(certificate: Path, key: Path) -> Identity:
-    """Return the authority or server whose PEM files are given."""
+    """Read the certificate and private key of an authority or server from PEM files."""
     expected = "a private key in PEM without a passphrase"
     secret = read_as(key, expected, lambda content: load_pem_private_key(content, None))
     if not isinstance(secret, ec.EllipticCurvePrivateKey):
@@ -252,10 +251,6 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-_RENEW = "make a new one with: knnper fed renew FEDERATION"
-_SOON = timedelta(days=30)
-
-
 def expiry_problem(certificate: x509.Certificate, now: datetime) -> str | None:
     """Say whether ``certificate`` is not valid at ``now`` (which has a time zone)."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -313,9 +308,6 @@ def _is_for(name: str, host: str) -> bool:
     if name.startswith("*."):
         return host.lower().partition(".")[2] == name[2:].lower()
     return name.lower() == host.lower()
-
-
-_MAKE = "made with: ssh-keygen -t ecdsa -b 384 -N '' -f NAME.key"
 
 
 def new_node_key() -> ec.EllipticCurvePrivateKey:

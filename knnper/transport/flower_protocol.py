@@ -1,8 +1,8 @@
-"""What Flower's servers and nodes say to each other over HTTP, as bytes on the wire.
+"""Flower's HTTP protocol between servers and nodes, as bytes on the wire.
 
 The messages are those of Flower's published ``.proto`` files, `flwr.proto`. Paths,
-headers and numbers are written down here instead of imported from modules that Flower
-keeps to itself; `tests/transport/test_flower_protocol.py` holds them against Flower's.
+headers and numbers are copied here instead of imported from Flower's private modules;
+`tests/transport/test_flower_protocol.py` compares them with Flower's.
 """
 
 import base64
@@ -45,25 +45,25 @@ from google.protobuf.message import Message
 
 from knnper.files import parse_json
 
-# Environment variable; with 1, nothing of Flower is used that it keeps to itself.
+# Environment variable; with 1, no private name of Flower is used.
 PLAIN_FLOWER = "KNNPER_PLAIN_FLOWER"
 PROTOBUF = "application/protobuf"
 SERVER_APP = "flwr-serverapp"  # a kind of task, and the command that does it
 
-# What a SuperNode signs a request with.
+# Headers with which a SuperNode signs a request.
 PUBLIC_KEY, SIGNATURE, TIMESTAMP = "flwr-public-key", "flwr-signature", "flwr-timestamp"
 AHEAD_S, AGO_S = 5, 300  # by how much the time of a signature may be off
 HEALTH = "/health"
 FLEET = "/v1/fleet/"
 CONTROL = "/v1/control/"
-# Paths of operators with which a client would get at the others.
+# Paths of operators with which a client could control other clients.
 ATTACKS = frozenset({f"{CONTROL}start-run", f"{CONTROL}register-node"})
 ACTIVATE, DEACTIVATE = f"{FLEET}activate-node", f"{FLEET}deactivate-node"
 REGISTER, UNREGISTER = f"{FLEET}register-node", f"{FLEET}unregister-node"
 PUSH_MESSAGES, PUSH_OBJECT = f"{FLEET}push-messages", f"{FLEET}push-object"
 PULL_MESSAGES, HEARTBEAT = f"{FLEET}pull-messages", f"{FLEET}send-node-heartbeat"
 ACQUIRE_TASK = "/v1/runtime/acquire-task"
-# What a SuperNode may ask, by path.
+# Requests that a SuperNode may make, by path.
 REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
     {
         ACTIVATE: ActivateNodeRequest,
@@ -80,7 +80,7 @@ REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
         f"{FLEET}get-fab": GetFabRequest,
     }
 )
-# Numbers of errors in an answer, and of those in a reply.
+# Numbers of errors in an answer, and in a reply.
 FORBIDDEN, UNREADABLE = 10, 1003
 KEY_NEEDED, BAD_HEARTBEAT, NOT_ACCEPTED = 2001, 2003, 2004
 UNKNOWN_ERROR, APP_FAILED, MESSAGE_UNAVAILABLE = 0, 2, 3
@@ -92,7 +92,7 @@ _SHA256_DIGITS = 64
 
 @dataclass(frozen=True)
 class FlowerError:
-    """An error as it travels: Flower's number, what it says, and more of it."""
+    """An error in an answer: Flower's number, its text and further detail."""
 
     code: int
     detail: str
@@ -104,7 +104,7 @@ class FlowerError:
 
     @staticmethod
     def of(body: str) -> "FlowerError":
-        """Return the error in an answer; number 0 and all of it if there is none."""
+        """Parse the error in an answer; number 0 with the body if it is none."""
         try:
             document = parse_json(body)
             extra = document.get("extra")
@@ -116,17 +116,17 @@ class FlowerError:
 
 
 def is_plain() -> bool:
-    """Return whether Flower is used by its public interface alone, which is slower."""
+    """Return whether only Flower's public interface is used, which is slower."""
     return os.environ.get(PLAIN_FLOWER, "") not in ("", "0")
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    """Return a key as it stands in requests."""
+    """Return a key in the form that requests carry."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def read_public_key(pem: bytes) -> ec.EllipticCurvePublicKey | None:
-    """Return a key on a NIST curve, as Flower takes it; None of anything else."""
+    """Return a key on a NIST curve, as Flower requires; None for anything else."""
     try:
         key = load_pem_public_key(pem)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -146,7 +146,7 @@ def is_signature(key: ec.EllipticCurvePublicKey, text: bytes, signature: bytes) 
 
 
 def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
-    """Return what proves to a server who asks, now."""
+    """Return headers that prove the node's identity to a server now."""
     now = datetime.now(UTC).isoformat()
     signature = key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
     return {
@@ -159,7 +159,7 @@ def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
 def http_client(
     address: str, ca: Path | None, *, trust_env: bool = True
 ) -> httpx.Client:
-    """Return what asks a server, in the clear without an authority."""
+    """Return an HTTP client for a server; without ``ca`` it does not use TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as lenient as Flower's
     if ca is not None:
         context.load_verify_locations(ca)
@@ -173,7 +173,7 @@ def post(
     request: Message,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> httpx.Response:
-    """Ask for ``path``; what is wrong with the answer is for the caller."""
+    """Post a request and return the response, whatever its status."""
     headers = {"content-type": PROTOBUF, "accept": PROTOBUF, **headers}
     return client.post(path, content=request.SerializeToString(), headers=headers)
 
@@ -200,7 +200,7 @@ def head_of(content: bytes) -> tuple[str, list[str], int]:
 
 
 def body_of(content: bytes) -> bytes:
-    """Return what stands behind an object's head."""
+    """Return the content of an object after its head."""
     return content[content.index(b"\0") + 1 :]
 
 

@@ -1,4 +1,4 @@
-"""What a server asks of a client and what it gets back, as Flower messages."""
+"""Requests of a server and replies of a client, as Flower messages."""
 
 import contextlib
 import dataclasses
@@ -20,6 +20,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import Flat, flatten, plain_fields, unflatten
@@ -30,22 +31,43 @@ _NUMPY = "numpy.ndarray"  # how Flower calls what `np.save` writes
 
 
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0;
-# NumPy's own reader sets aside what the header promises before it looks for it.
+# NumPy's own reader allocates the size in the header before it reads the data.
 _BEGIN = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), "
     rb"'shape': \((?P<length>\d{1,15}),\), \} *\n",
     re.DOTALL,
 )
+_RECORD = "introduction"
+_LONGEST_NAME = 255
+MEMORY_FILE_SYSTEM = Path("/dev/shm")
+_PREFIX = "knnper-"
+_IN_USE, _FREE = ".f32", ".free"
+_FOLDER_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}")
+_FILE_NAME = re.compile(rf"\d+-[0-9a-f]{{32}}{re.escape(_IN_USE)}")
+
+# A container's default of 64 MB would fill up in the middle of a round.
+LEAST_FREE_BYTES = 256 * 1024**2
+R = TypeVar("R")
+VECTOR = "vector"
+_FILE = "file"
+_LAYOUT, _NUMBERS, _LENGTHS = "layout", "numbers", "lengths"
+_CANNOT_RUN = "no client can be run"
+_END_OF_LINE = " ⏎ "  # Flower passes failures on as one line of text
+
+LEAST_IN_FILE = 1 << 17
+"""Bytes; fewer are faster in a message than in a file of their own."""
+FAILURES = "failures"  # why clients of a task have no reply, by their number in it
+TOGETHER = "together"  # name of the replies of a task that are sent as one
 
 
 def too_large(most_bytes: float, size: int) -> CodecError:
-    """Return the error of more bytes than somebody may send."""
+    """Return the error of a peer that sent too many bytes."""
     return CodecError(f"expected at most {most_bytes:g} bytes, found {size}")
 
 
 def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
-    """Return the float32 vector in an array that somebody sent; shape (d,)."""
-    # Nothing is set aside for numbers that did not arrive.
+    """Return the float32 vector in an array from a peer; shape (d,)."""
+    # No memory is allocated for numbers that did not arrive.
     if array is None:
         raise CodecError("expected an array of numbers, found none")
     if array.dtype != "float32" or array.stype != _NUMPY or len(array.shape) != 1:
@@ -79,10 +101,6 @@ def _numbers(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.frombuffer(data, np.dtype("<f4"), offset=begin.end())
 
 
-_RECORD = "introduction"
-_LONGEST_NAME = 255
-
-
 @dataclass(frozen=True)
 class Introduction:
     """A client's name and the sizes of its splits; nothing else leaves it."""
@@ -97,15 +115,15 @@ class Introduction:
 
 
 def introduction_content(introduction: Introduction) -> RecordDict:
-    """Return the content of a message that says who a client is."""
+    """Return the content of a message with which a client introduces itself."""
     return RecordDict({_RECORD: ConfigRecord(dataclasses.asdict(introduction))})
 
 
 def read_introduction(content: RecordDict) -> Introduction:
-    """Return what a client said of itself; nothing of it is trusted."""
+    """Validate a client's introduction, of which nothing is trusted."""
     record = content.config_records.get(_RECORD)
     if record is None:
-        return Introduction("", problem="it did not say who it is: another version?")
+        return Introduction("", problem="it sent no introduction: another version?")
     try:
         introduction = plain_fields(Introduction, record)
         if len(introduction.name) > _LONGEST_NAME or not is_name(introduction.name):
@@ -122,16 +140,6 @@ def read_introduction(content: RecordDict) -> Introduction:
         return Introduction("", problem=printable(str(error)))
     problem, remark = printable(introduction.problem), printable(introduction.remark)
     return dataclasses.replace(introduction, problem=problem, remark=remark)
-
-
-MEMORY_FILE_SYSTEM = Path("/dev/shm")
-_PREFIX = "knnper-"
-_IN_USE, _FREE = ".f32", ".free"
-_FOLDER_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}")
-_FILE_NAME = re.compile(rf"\d+-[0-9a-f]{{32}}{re.escape(_IN_USE)}")
-
-# A container's default of 64 MB would fill up in the middle of a round.
-LEAST_FREE_BYTES = 256 * 1024**2
 
 
 def is_available() -> bool:
@@ -194,14 +202,14 @@ def read_vector(path: Path) -> Tensor:
 
 
 def recycle(path: Path) -> None:
-    """Let the next vector of this size have the memory of ``path``, which is gone."""
+    """Free the memory of the discarded ``path`` for the next vector of its size."""
     with contextlib.suppress(FileNotFoundError):
         path.rename(path.with_suffix(_FREE))
 
 
 def _claim(folder: Path, num_bytes: int) -> Path | None:
     """Return a free file of this size, which from now on belongs to the caller."""
-    # By a new name: whoever knows the old one never reads somebody else's numbers.
+    # It gets a new name, so that a reader of the old one never reads other numbers.
     for free in folder.glob(f"{num_bytes}-*{_FREE}"):
         path = _new_path(folder, num_bytes)
         with contextlib.suppress(FileNotFoundError):  # another process was faster
@@ -214,24 +222,14 @@ def _new_path(folder: Path, num_bytes: int) -> Path:
     return folder / f"{num_bytes}-{uuid.uuid4().hex}{_IN_USE}"
 
 
-R = TypeVar("R")
-VECTOR = "vector"
-_FILE = "file"
-_LAYOUT, _NUMBERS, _LENGTHS = "layout", "numbers", "lengths"
-_CANNOT_RUN = "no client can be run"
-
-
 class CarrierError(CodecError):
     """A message names a file that this machine does not have."""
 
 
-_END_OF_LINE = " ⏎ "  # what a failure is told in is one line
-
-
 class CannotRunError(RunError):
-    """A process cannot play any client: its set-up is wrong, not a client's data."""
+    """A process cannot run any client: its set-up is wrong, not a client's data."""
 
-    # Flower hands on the text alone: `why_none_can_run` finds it there.
+    # Flower passes on only the text, in which `why_none_can_run` finds this one.
 
     def __init__(self, reason: str) -> None:
         message = f"{_CANNOT_RUN} on {platform.node()}: {reason}"
@@ -242,13 +240,13 @@ def why_none_can_run(failure: str) -> str | None:
     """Return the message of the `CannotRunError` in a failure's text; None without."""
     if _CANNOT_RUN not in failure:
         return None
-    # What stands around it is Ray's traceback and Flower's quotes.
+    # Ray's traceback and Flower's quotes surround it.
     reason = failure.rpartition(_CANNOT_RUN)[2].splitlines()[0]
     return (_CANNOT_RUN + reason.removesuffix("'>")).replace(_END_OF_LINE, "\n")
 
 
 class Purpose(StrEnum):
-    """What a client is asked to do; the values are Flower message types."""
+    """Request to a client; the values are Flower message types."""
 
     TRAIN = "train"
     VALIDATE = "evaluate.validate"
@@ -258,7 +256,7 @@ class Purpose(StrEnum):
 
     @property
     def action(self) -> str:
-        """The name under which a ClientApp registers what is done."""
+        """The name under which a ClientApp registers its function."""
         return self.value.partition(".")[2]
 
 
@@ -271,7 +269,7 @@ class Job:
     keep_rounds: list[int]
     experiment: str
     run_folder: str = ""
-    shared_folder: str = ""  # the name of a `Carrier`, which once was always a folder
+    shared_folder: str = ""  # the name of a `Carrier`
     session: str = ""
     timeout_s: float = 0.0
     model: str = ""
@@ -282,7 +280,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Packed:
-    """A record ready to be put into any number of messages."""
+    """A record ready to be sent in any number of messages."""
 
     array: ArrayRecord
     entry: ConfigRecord
@@ -290,22 +288,22 @@ class Packed:
 
 
 class Carrier:
-    """How the numbers of records travel: here, in the message.
+    """Transport of the numbers of records: in the base class, inside the message.
 
     Attributes
     ----------
     name
-        What a `Job` calls it.
+        Name in a `Job`.
     """
 
     name: str = ""
 
     def put(self, vector: Tensor, entry: ConfigRecord) -> ArrayRecord:  # noqa: ARG002
-        """Return what a message holds for a float32 vector, beside ``entry``."""
+        """Store a float32 vector; return its array for a message with ``entry``."""
         return ArrayRecord({VECTOR: Array(vector.numpy())})
 
     def place(self, packed: Packed) -> Hashable | None:
-        """Return where numbers are that several messages share; None if in this one."""
+        """Return the place of numbers that messages share; None if inside one."""
         named = packed.entry.get(_FILE)
         if named is not None:
             raise _foreign(named, "no folder")
@@ -317,14 +315,10 @@ class Carrier:
         return vector_of(packed.array.get(VECTOR), most_bytes)
 
     def discard(self, packed: Packed) -> None:
-        """Give back the memory of what nobody reads any more."""
+        """Free the memory of numbers that no process reads any more."""
 
 
 IN_MESSAGE = Carrier()
-
-
-LEAST_IN_FILE = 1 << 17
-"""Bytes; fewer are faster in a message than in a file of their own."""
 
 
 class Files(Carrier):
@@ -334,8 +328,8 @@ class Files(Carrier):
         self.folder, self.name = folder, str(folder)
         self._least_bytes = least_bytes
 
+    @override
     def put(self, vector: Tensor, entry: ConfigRecord) -> ArrayRecord:
-        """See `Carrier.put`."""
         is_small = vector.nbytes < self._least_bytes
         path = None if is_small else write_vector(self.folder, vector)
         if path is None:
@@ -353,8 +347,8 @@ class Files(Carrier):
             raise _foreign(named, self.folder)
         return path
 
+    @override
     def get(self, packed: Packed, most_bytes: float = math.inf) -> Tensor:
-        """See `Carrier.get`."""
         file = self.place(packed)
         if file is None:
             return super().get(packed, most_bytes)
@@ -398,7 +392,7 @@ def _packed(vector: Tensor, entry: ConfigRecord, carrier: Carrier) -> Packed:
 
 
 def pack_together(flats: Mapping[int, Flat], carrier: Carrier) -> Packed:
-    """Return small records by number as one: each by itself takes longer to send."""
+    """Pack small records, by number, into one: faster than separate messages."""
     vectors = [flat.vector for flat in flats.values()]
     entry = ConfigRecord(
         {
@@ -479,17 +473,13 @@ def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
     return content
 
 
-FAILURES = "failures"  # why clients of a task have no reply, by their number in it
-TOGETHER = "together"  # what the replies of a task that are sent as one are called
-
-
 def reply_name(number: int) -> str:
-    """Return what the reply of the client with this number in a task is called."""
+    """Return the name of the reply of the client with this number in a task."""
     return f"reply.{number}" if number else "reply"
 
 
 def has_job(content: RecordDict) -> bool:
-    """Return whether a request says what job it is for."""
+    """Return whether a request names its job."""
     return "job" in content.config_records
 
 

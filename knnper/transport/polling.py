@@ -1,4 +1,4 @@
-"""Replies from a Flower grid as a stream, in the order in which they were asked for."""
+"""Replies from a Flower grid as a stream, in the order of the requests."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ from knnper.errors import RunError
 
 POLL_INTERVAL_S = 0.005
 LONGEST_INTERVAL_S = 0.02
-# A reply is waited for so long at least: its node may have to connect again.
+# Shortest time limit of a reply: its node may have to reconnect.
 LEAST_S = 30.0
-ROUNDS_KNOWN = 5  # rounds before the present one that tell how long a reply takes
+ROUNDS_KNOWN = 5  # previous rounds with which response times are estimated
 OWN_PATIENCE = 3.0
 UNKNOWN = 10.0  # see `Pace`
 MOST_HELD_BACK = 4
 LOOKS_FOR_THE_FIRST = 10
 OF_WHAT_WAS_WAITED = 0.05
-# Flower raises these of a reply whose arrays are not what it says they are.
+# Flower raises these for a reply with arrays that contradict its description.
 _WHAT_A_NODE_SENDS = (ValueError, TypeError, KeyError, AttributeError)
 MOST_TIMES_SENT = 16
 # A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these.
@@ -92,21 +92,21 @@ class Pace:
         self._times, self._num_sent = [], 0
 
     def sent(self) -> None:
-        """Take note of a message."""
+        """Count a message."""
         self._num_sent += 1
 
     def failed(self) -> None:
-        """Take note of a reply that says nothing of how long one takes."""
+        """Count a failed reply, which is no measure of response times."""
         self._num_sent -= 1
 
     def answered(self, node: int, seconds: float) -> None:
-        """Take note of a reply, and of how long after its message it came."""
+        """Record the response time of a node."""
         self._times.append(seconds)
         self._own[node] = seconds
         del self._silences[node]
 
     def given_up(self, node: int) -> None:
-        """Take note of a reply that did not come in time."""
+        """Record that a node did not reply in time."""
         self._silences[node] += 1
 
     def timeout_s(self, node: int) -> float:
@@ -143,7 +143,7 @@ class NoReply:
 
 
 class Interrupted(RunError):
-    """The run was told to stop."""
+    """The run was asked to stop."""
 
 
 def replies_in_order(
@@ -206,10 +206,10 @@ class Window:
         )
 
     def wait(self, stop: threading.Event) -> Iterator[Message | NoReply]:
-        """Wait for replies, and yield those whose turn it is: perhaps none.
+        """Wait for replies, and yield those that are next in order: perhaps none.
 
-        Only the first is asked for, as a rule: a look for all takes longer the more
-        there are. Those that overtook it are fetched now and then.
+        Usually only the first is polled, since polling takes longer the more replies
+        it is for. Replies that overtook it are fetched now and then.
         """
         for _ in range(self._patience.looks_for_the_first):
             self._fetch([self.sent[0]])
@@ -217,9 +217,9 @@ class Window:
                 break
             if stop.is_set():
                 raise Interrupted("stopped while clients were working")
-            # Longer and longer, since a look takes time from those who work; but never
-            # more than a small part of what the first one has taken already. If it is
-            # the last one, its node may have been busy with the one before it.
+            # Intervals grow, since polling takes time from the workers, but stay a
+            # small fraction of the time that the first reply has taken already. If it
+            # is the only one left, its node may have been busy with the previous one.
             began = self._sent_at[self.sent[0]]
             if len(self.sent) == 1:
                 began = max(began, self._latest_reply_at)

@@ -1,11 +1,12 @@
-"""A web server's sockets, for peers that may mean no good.
+"""Connection limits of a web server that serves hostile peers.
 
-uvicorn counts a connection only once its TLS handshake is done, lets it say nothing or
-half a header for as long as it likes, and never asks whose it is. Here every connection
-is a stranger's until the application has found out whose it is, and there is room for
-so many strangers and so many others. When either is full, whoever has the most
-connections loses one, so that nobody is kept out by others, from whatever address:
-behind a proxy all of them have the same.
+uvicorn counts a connection only after its TLS handshake, lets a client send nothing or
+half a header for any time, and does not know to which client a connection belongs. This
+server counts each connection from its acceptance: first among unknown peers, and among
+identified ones once the application has identified the client (`introduce`). Both
+groups have a limit. If one is full, the peer with the most connections loses one, so
+that no peer can lock out the others. The address does not matter, since all connections
+behind a proxy share one.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from knnper.errors import RunError
 from knnper.transport.credentials import Address
 
-_IPV6_PREFIX = 64  # bits; what one household or machine is given
-_BACKLOG = 2048  # connections that wait to be accepted; the kernel may take fewer
-_PAUSE_S = 1.0  # where the machine has no place for another connection
-_GOODBYE_S = 1.0  # for a peer to end TLS, too
+_IPV6_PREFIX = 64  # bits; the usual size of one household's or machine's network
+_BACKLOG = 2048  # connections waiting to be accepted; the kernel may allow fewer
+_PAUSE_S = 1.0  # wait when the machine cannot accept another connection
+_GOODBYE_S = 1.0  # wait for the peer's end of TLS
 _INTRODUCE = "knnper.introduce"
 _LEAST_FIELD_BYTES = 4  # a colon, a space and the end of the line
 _TOO_LARGE = (
@@ -42,35 +43,39 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SocketLimits:
-    """How many connections there may be, and for how long."""
+    """Limits on the number of connections and on their duration."""
 
-    # Connections of peers that have not shown who they are, and of all others.
-    # With one more, one ends of whoever has the most: the oldest, or the longest idle.
+    # Connections of unknown peers, and of identified ones (`known`). Above a limit the
+    # peer with the most connections loses its longest idle one, or else its oldest.
     strangers: int = 256
     strangers_per_address: int = 256  # IPv4 address, or IPv6 network of 64 bits
     known: int = 256
-    header_s: float = 10.0  # for the TLS handshake and the first header; each other one
-    # Of a request's first line and all fields of its header and trailer. An unfinished
-    # header may exceed it by one read of the socket.
+    header_s: float = 10.0  # TLS handshake and first header; any later header
+    # First line and all fields of a request's header and trailer. An unfinished header
+    # may exceed it by one read of the socket.
     header_bytes: int = 8_192
     idle_s: float = 30.0  # between requests
-    unread_s: float = 30.0  # until more of an answer is read, or a body's unread rest
-    body_bytes_per_s: float = 20_000.0  # the pace at which a body has to arrive
-    body_grace_s: float = 10.0  # how many seconds it may be behind
+    unread_s: float = 30.0  # until the peer reads more of an answer or ends its body
+    body_bytes_per_s: float = 20_000.0  # smallest speed of a body
+    body_grace_s: float = 10.0  # seconds by which a body may be late
 
 
 def introduce(scope: Scope, name: str) -> bool:
-    """Tell whose connection a request came by, once the application has found out."""
+    """Assign a request's connection to the client ``name``; return whether it fits."""
     tell: Callable[[str], bool] | None = scope.get("extensions", {}).get(_INTRODUCE)
     return tell is None or tell(name)
 
 
 async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[bytes]:
-    """Yield a request's body as it arrives."""
+    """Yield a request's body as it arrives.
+
+    Raises `TimeoutError` if it arrives too slowly, `ConnectionError` if the peer
+    disconnects.
+    """
     began, size, more_body = time.monotonic(), 0, True
     while more_body:
         due = began + limits.body_grace_s + size / limits.body_bytes_per_s
-        # What has arrived by now is taken, however late it is.
+        # Data that has arrived already is accepted, however late it is.
         async with asyncio.timeout(max(due - time.monotonic(), 0)):
             event = await receive()
         if event["type"] == "http.disconnect":
@@ -86,20 +91,21 @@ def listen(
     port: int,
     hint: str = "another program or server may use it: choose another address",
 ) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a listening socket; ``hint`` is the advice if the address is not free."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         place, why = Address(host, port), error.strerror or error
         raise RunError(f"cannot listen at {place} ({why}); {hint}") from error
-    # Connections inherit it: an answer's head and body are two writes.
+    # Connections inherit the option. Without it, Nagle's algorithm delays the body of
+    # an answer, since head and body are two writes.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with an entrance of its own."""
+    """uvicorn with its own acceptance of connections, under `SocketLimits`."""
 
     def __init__(
         self,
@@ -120,13 +126,13 @@ class Server(uvicorn.Server):
         self._visiting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let connections in, instead of having the event loop do so."""
+        """Accept connections by `_accept_from` instead of the event loop's server."""
         await super().startup([])
         for listener in sockets or ():
             _begin(self._accept_from(listener), self._accepting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody in any more, answer what was asked, end."""
+        """Stop accepting connections, finish pending requests, close."""
         await _stop(self._accepting)
         await super().shutdown(sockets)
         await _stop(self._visiting)
@@ -157,14 +163,14 @@ class Server(uvicorn.Server):
             self.admit(accepted, address[0])
 
     def admit(self, accepted: socket.socket, address: str) -> None:
-        """Let a connection in; who came first goes if there is no room."""
+        """Add a connection; if there is no room, close the least needed one."""
         party = origin_of(address)
         if (excess := self.strangers.in_excess(party)) is not None:
-            self._end(excess, "it did not show whose it is before others came")
+            self._end(excess, "it was not identified before others arrived")
         visit = Visit(address)
 
         def close_unused(_: asyncio.Task[None]) -> None:
-            if not visit.has_begun:  # it was cancelled in time, and never saw this
+            if not visit.has_begun:  # cancelled before it could take the socket
                 accepted.close()
 
         self.strangers.add(visit, party)
@@ -182,7 +188,7 @@ class Server(uvicorn.Server):
         tls, transport, visit.has_begun = self.config.ssl, None, True
         loop = asyncio.get_running_loop()
         try:
-            # Why a handshake failed is not worth a line: strangers can make many.
+            # Failed handshakes are not logged: unknown peers could fill the log.
             with contextlib.suppress(OSError):
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: Connection(self, visit),
@@ -215,7 +221,7 @@ async def _stop(tasks: set[asyncio.Task[None]]) -> None:
 
 
 class Visit:
-    """One connection, from its acceptance on: whose it is, and in which room."""
+    """One connection from its acceptance on, with its peer and its room."""
 
     def __init__(self, address: str) -> None:
         self.address, self.began, self.lost = address, time.monotonic(), asyncio.Event()
@@ -226,12 +232,12 @@ class Visit:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of it is being answered."""
+        """Whether no request of the connection is being answered."""
         return self.protocol is None or self.protocol.is_idle
 
 
 class _Room:
-    """Connections by whose they are; of each party the longest silent first."""
+    """A limited number of connections by peer, each peer's oldest first."""
 
     def __init__(self, size: int, per_party: int) -> None:
         self._size, self._per_party, self._count = size, per_party, 0
@@ -265,7 +271,7 @@ def _least_needed(visits: dict[Visit, None]) -> Visit:
 
 
 class Connection(HttpToolsProtocol):
-    """Ends when a header, a body's rest, or the reading of an answer takes too long."""
+    """A connection with time limits on headers, bodies and reading of answers."""
 
     def __init__(self, server: Server, visit: Visit) -> None:
         limits, loop = server.limits, asyncio.get_running_loop()
@@ -274,8 +280,8 @@ class Connection(HttpToolsProtocol):
         self._introduce = functools.partial(server.introduce, visit)
         self._visit, visit.protocol = visit, self
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._num_field_bytes = 0  # of the request that is read, in the fields so far
-        self._num_unfinished_bytes = 0  # of pieces since its header began
+        self._num_field_bytes = 0  # of the current request's fields so far
+        self._num_unfinished_bytes = 0  # received since the current header began
         self._is_in_header = self._is_in_body = False
 
     @property
@@ -286,13 +292,13 @@ class Connection(HttpToolsProtocol):
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
     ) -> None:
-        """Wait for the first request, of whose time TLS has had a part."""
+        """Start the timer of the first header, less the time that TLS has taken."""
         super().connection_made(transport)
         past = time.monotonic() - self._visit.began
         self._start("header", max(self._limits.header_s - past, 0))
 
     def data_received(self, data: bytes) -> None:
-        """Take in a piece; a header that it began has to end in time."""
+        """Process received data; start the timers of unfinished headers and bodies."""
         was_in_header = self._is_in_header
         super().data_received(data)
         if self.transport.is_closing():
@@ -302,38 +308,38 @@ class Connection(HttpToolsProtocol):
             if self._num_unfinished_bytes > self._limits.header_bytes:
                 self._refuse_header()
                 return
-        if self.is_idle and self._is_in_body:  # answered before all of it was there
+        if self.is_idle and self._is_in_body:  # answered before the body ended
             self._start("rest", self._limits.unread_s)
         elif self.is_idle:
             self._start("header", self._limits.header_s)
 
     def on_message_begin(self) -> None:
-        """Take in a header, of one request at a time."""
+        """Begin a header; reject a second request before the first is answered."""
         if self.pipeline:
-            raise ValueError("a request before the last ones were answered")
+            raise ValueError("a request before earlier requests were answered")
         self._is_in_header = True
         self._num_field_bytes = self._num_unfinished_bytes = 0
         super().on_message_begin()
         self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
-        """Take in a part of the path."""
+        """Process a part of the path."""
         self._count_field(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take in a field of the header, or of the trailer."""
+        """Process a field of the header or of the trailer."""
         self._count_field(len(name) + len(value))
         super().on_header(name, value)
 
     def _count_field(self, num_bytes: int) -> None:
         self._num_field_bytes += num_bytes + _LEAST_FIELD_BYTES
         if self._num_field_bytes > self._limits.header_bytes:
-            # The parser ends by it, and `send_400_response` answers.
+            # The parser stops at this error and calls `send_400_response`.
             raise ValueError("a header that is too large")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, or has too large a header, and end."""
+        """Answer an invalid request or one with too large a header, and close."""
         if self._num_field_bytes > self._limits.header_bytes:
             self._refuse_header()
         else:
@@ -344,7 +350,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
+        """Start answering the request."""
         self._stop("header")
         self._is_in_header, self._is_in_body = False, True
         super().on_headers_complete()
@@ -356,24 +362,24 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Wait for the peer to read."""
+        """Start the timer for the peer to read."""
         super().pause_writing()
         self._start("unread", self._limits.unread_s)
 
     def resume_writing(self) -> None:
-        """Go on: the peer has read."""
+        """Stop the timer: the peer has read."""
         self._stop("unread")
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave nothing behind."""
+        """Stop all timers and release the connection's place."""
         for name in tuple(self._timers):
             self._stop(name)
         super().connection_lost(exc)
         self._visit.lost.set()
 
     def _start(self, name: str, seconds: float) -> None:
-        """Cut the connection off in some time, unless that is going on already."""
+        """Schedule the end of the connection, unless this timer is running already."""
         if name not in self._timers:
             self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
 
@@ -383,7 +389,7 @@ class Connection(HttpToolsProtocol):
 
 
 def origin_of(host: str) -> str:
-    """Return whose address it is: networks of IPv6 have addresses without end."""
+    """Return the IPv4 address, or the IPv6 network: one host owns a whole /64."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""How long something has lasted, in words, and when that is worth another line."""
+"""Durations in words, and when to log a lasting state again."""
 
 import time
 
@@ -7,7 +7,7 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3600.0, 60.0
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the largest unit of which there are at least two.
+    """Return a duration in the largest unit that fits at least twice.
 
     >>> duration(7.4), duration(119), duration(120), duration(3 * 86_400)
     ('7 s', '119 s', '2 min', '3 days')
