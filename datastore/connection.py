@@ -24,7 +24,7 @@ from knnper.datastore.examples import (
 PAGE_BYTES = 16384
 # Seconds that a statement waits for another process to end its transaction.
 WAIT_S = 10.0
-# Size to which a rollback journal is cut after its transaction.
+# Size to which a transaction cuts a rollback journal at its end.
 JOURNAL_BYTES = 2**20
 # Bytes that are written to the write-ahead log before a checkpoint. Copying costs as
 # much as writing; a longer log copies pages less often, and is read more slowly.
@@ -285,7 +285,7 @@ class WriteAheadLog:
         self._num_bytes = 0
 
     def try_to_empty(self) -> None:
-        """Empty the log, but leave it as it is while another process reads it."""
+        """Empty the log unless another process reads it now."""
         with contextlib.suppress(sqlite3.Error, OSError):
             self.connection.execute("PRAGMA busy_timeout = 0")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -314,7 +314,7 @@ class Rows:
         return Version(number, fingerprint, embedding_dim)
 
     def add_vectors(self, version: int, ids: Ids, vectors: Vectors) -> None:
-        """Add embeddings (m, p) to a version; skip ids that were removed meanwhile."""
+        """Add embeddings (m, p) to a version; skip ids that are no longer stored."""
         with self.writing() as (connection, _):
             rows = connection.execute(SELECT_EXAMPLES, (ids_json(ids),))
             label_of = {row[0]: row[2] for row in rows}
@@ -417,8 +417,8 @@ class Rows:
         assert embeddings is not None, "an example comes with its embedding"
         if change.version != row.active:
             raise StoreMismatchError(
-                "the store was re-embedded by another model meanwhile; embed these "
-                "examples by that model, and add them once more"
+                "another model has re-embedded the store; embed these examples by that "
+                "model, and add them once more"
             )
         rows = zip(
             added.ids.tolist(),

@@ -1,4 +1,4 @@
-"""Examples for a store, how they are selected, and the outcome of adding them."""
+"""Types of stored and new examples, of selections and neighbours; errors of a store."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,20 @@ from knnper.errors import DataError, KnnPerError
 from knnper.reasons import Code, SafeReason
 
 Ids = NDArray[np.int64]
+InputType = Literal["uint8", "float32", "int32", "int64"]
+
+# Ids that a message names at most.
+SHOWN = 10
+# Tolerance of sums of probabilities: far above the rounding of float32, far below the
+# deviation of logits.
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Contents:
     """n stored examples, ascending by id; all of shape (n,)."""
 
-    ids: Ids  # given in the order of storing, and never given again
+    ids: Ids  # ascend in the order of arrival, and are never used again
     labels: NDArray[np.int64]
     arrivals: NDArray[np.float64]  # seconds since 1970 (UTC)
 
@@ -31,15 +38,15 @@ class Contents:
 
     @cached_property
     def label_counts(self) -> NDArray[np.int64]:
-        """How many are of each label, up to the largest that is there."""
+        """The number of examples of each label, up to the largest stored label."""
         return np.bincount(self.labels)
 
     def positions(self, ids: Ids) -> NDArray[np.intp]:
-        """Return where ``ids``, all of which are stored, stand; the same shape."""
+        """Return the positions of stored ``ids``, in the same shape."""
         return np.searchsorted(self.ids, ids)
 
     def followed_by(self, later: "Contents") -> "Contents":
-        """Return these examples and then ``later``, whose ids are all larger."""
+        """Append the examples ``later``, which have larger ids."""
         return Contents(
             np.concatenate([self.ids, later.ids]),
             np.concatenate([self.labels, later.labels]),
@@ -47,18 +54,18 @@ class Contents:
         )
 
     def without(self, ids: Ids) -> "Contents":
-        """Return these examples less ``ids``, all of which are stored."""
-        kept = np.ones(len(self), dtype=bool)
-        kept[self.positions(ids)] = False
-        return self.take(kept)
+        """Remove the stored examples ``ids``."""
+        is_left = np.ones(len(self), dtype=bool)
+        is_left[self.positions(ids)] = False
+        return self.take(is_left)
 
     def take(self, chosen: NDArray[np.bool_]) -> "Contents":
-        """Return the examples that ``chosen``, bool of shape (n,), marks."""
+        """Return the examples where ``chosen``, bool of shape (n,), is true."""
         return Contents(self.ids[chosen], self.labels[chosen], self.arrivals[chosen])
 
 
 def no_contents() -> Contents:
-    """Return what an empty store holds."""
+    """Return the contents of an empty store."""
     return Contents(
         np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)
     )
@@ -66,16 +73,16 @@ def no_contents() -> Contents:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a policy remembers of the examples that came by."""
+    """The state of an eviction policy: counts of the examples that arrived."""
 
-    # Examples that ever arrived, stored or not. It only grows: the random choices about
-    # an example derive from its number.
+    # Examples that ever arrived, stored or not. Never decreases: the random choices
+    # about an example derive from its number.
     num_offered: int
-    # Of each label, the examples that arrived and were not deleted since, shape (c,).
-    # What a policy evicted stays counted; what a user deleted does not.
+    # Number of examples of each label that arrived, shape (c,): without those that a
+    # user deleted, but with those that the policy evicted.
     num_seen: NDArray[np.int64]
-    # Labels that had the most examples in a full store since they last lost one to a
-    # deletion, shape (c,).
+    # Whether a label had the most examples in a full store since a user last deleted
+    # one of its examples, shape (c,).
     was_largest: NDArray[np.bool_]
 
     @classmethod
@@ -84,36 +91,33 @@ class StreamState:
         return cls(0, np.zeros(num_classes, np.int64), np.zeros(num_classes, np.bool_))
 
 
-InputType = Literal["uint8", "float32", "int32", "int64"]
-
-
 @dataclass(frozen=True)
 class InputLayout:
-    """How one raw input is laid out."""
+    """The shape and type of a raw input."""
 
-    shape: tuple[int, ...]  # of one input, as in (32, 32, 3) of an image
+    shape: tuple[int, ...]  # of one input, such as (32, 32, 3) for an image
     dtype: InputType = "uint8"  # a name of `InputType`
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The element type as torch names it."""
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """What a store is made for; fixed when it is created."""
+    """The classes and inputs of a store; fixed when it is created."""
 
     num_classes: int  # c, the number of labels
-    # layout of a raw input; None keeps no inputs, and such a store cannot be embedded
-    # anew by another model
+    # layout of a raw input; None keeps no inputs, and such a store cannot be
+    # re-embedded by another model
     input: InputLayout | None = None
-    class_names: tuple[str, ...] = ()  # one for each label, or none
+    class_names: tuple[str, ...] = ()  # for each label, or empty
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of one raw input; 0 where none are kept."""
+        """Bytes of a raw input; 0 if the store keeps no inputs."""
         if self.input is None:
             return 0
         return math.prod(self.input.shape) * self.input.torch_dtype.itemsize
@@ -125,12 +129,12 @@ class NewExamples:
 
     embeddings: Tensor  # φ(x), float32 of shape (n, p)
     labels: Tensor  # int64, shape (n,), in [0, c)
-    # x as the store's `InputLayout` says, shape (n, ...); None where it keeps none
+    # x in the store's `InputLayout`, shape (n, ...); None if it keeps no inputs
     inputs: Tensor | None = None
-    # the names that the owner of the data uses, unique in the store; None for an
-    # example, or for all, that has none
+    # the owner's names of the examples, unique in the store; None for an example
+    # without a name, or if no example has one
     external_ids: tuple[str | None, ...] | None = None
-    # seconds since 1970 (UTC), float64 of shape (n,); None is now
+    # seconds since 1970 (UTC), float64 of shape (n,); None is the current time
     arrivals: Tensor | None = None
 
     def __len__(self) -> int:
@@ -139,34 +143,27 @@ class NewExamples:
 
 @dataclass(frozen=True)
 class Selection:
-    """Stored examples that all of these describe; nothing given describes all."""
+    """Conditions on stored examples, combined by "and"; None is no condition."""
 
-    # ids, external_ids, labels: one of these; None leaves it open
     ids: tuple[int, ...] | None = None
     external_ids: tuple[str, ...] | None = None
     labels: tuple[int, ...] | None = None
-    # arrived_from, arrived_before: seconds since 1970 (UTC): arrival in [from, before);
-    # None leaves an end open
+    # arrival in [arrived_from, arrived_before), seconds since 1970 (UTC)
     arrived_from: float | None = None
     arrived_before: float | None = None
 
 
 @dataclass(frozen=True)
 class Added:
-    """What became of a batch."""
+    """The outcome of adding a batch of n examples."""
 
-    # the id of each example of the batch, int64 of shape (n,); -1 where the policy did
-    # not keep it
+    # id of each example, int64 of shape (n,); -1 if the policy did not keep it
     ids: Ids
-    evicted: Ids  # ids that made room, int64
-
-
-SHOWN = 10
-"""So many ids of what is wrong are named."""
+    evicted: Ids  # ids of older examples that were evicted, int64
 
 
 class StoreError(KnnPerError):
-    """A store cannot do what it was asked; it holds what it held before."""
+    """An operation on a store failed and changed nothing."""
 
     reasons = (SafeReason(Code.UNUSABLE_MEMORY),)
 
@@ -188,24 +185,24 @@ class StoreMismatchError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """The store's files are not what was written."""
+    """The store's files are damaged."""
 
     # the problem alone, without its fix; empty if the message has no such part
     problem: str = ""
 
 
 class ExamplesMissingError(StoreDamagedError):
-    """Examples that were asked for are not there, or no longer."""
+    """Examples that are read were deleted, or never stored."""
 
 
 def named(ids: Sequence[object]) -> str:
-    """Return the first ids as text."""
-    more = ", ..." if len(ids) > SHOWN else ""
-    return ", ".join(map(str, ids[:SHOWN])) + more
+    """Format the first `SHOWN` ids."""
+    ellipsis = ", ..." if len(ids) > SHOWN else ""
+    return ", ".join(map(str, ids[:SHOWN])) + ellipsis
 
 
 def to_restore(folder: Path) -> str:
-    """Return how to mend what is damaged beyond single examples."""
+    """Describe the fix of damage beyond single examples."""
     return (
         "restore the whole folder from a backup, or copy the intact examples: knnper "
         f"store rewrite {folder} --to NEW_FOLDER"
@@ -213,12 +210,12 @@ def to_restore(folder: Path) -> str:
 
 
 def to_delete(folder: Path, ids: Sequence[object]) -> str:
-    """Return how to mend a store of which these examples are damaged."""
-    options = " ".join(f"--id {one}" for one in ids[:SHOWN])
-    more = " and so on" if len(ids) > SHOWN else ""
+    """Describe the fix of a store with these damaged examples."""
+    options = " ".join(f"--id {example}" for example in ids[:SHOWN])
+    ellipsis = " and so on" if len(ids) > SHOWN else ""
     return (
         "restore the folder from a backup, or delete them: knnper store delete "
-        f"{folder} {options}{more}"
+        f"{folder} {options}{ellipsis}"
     )
 
 
@@ -228,41 +225,38 @@ class Neighbors:
 
     squared_distances: Tensor  # squared Euclidean distances, float64 of shape (m, k')
     labels: Tensor  # int64, shape (m, k')
-    # In the store, int64 of shape (m, k'). Of two examples at the same distance the one
-    # with the smaller id comes first.
+    # In the store, int64 of shape (m, k'). Examples at the same distance are ordered by
+    # id.
     ids: Tensor
 
 
-_TOLERANCE = 1e-4  # far above float32's rounding, far below what logits differ by
-
-
 def require_embeddings(
-    what: str, embeddings: Tensor, embedding_dim: int | None = None
+    subject: str, embeddings: Tensor, embedding_dim: int | None = None
 ) -> None:
-    """Refuse anything but finite float32 of shape (n, p); None takes any p."""
+    """Reject anything but finite float32 of shape (n, p); None takes any p."""
     shape = tuple(embeddings.shape)
     if len(shape) != 2 or embeddings.dtype != torch.float32:
         raise DataError(
-            f"{what}: expected float32 of shape (n, p), found {embeddings.dtype} of "
+            f"{subject}: expected float32 of shape (n, p), found {embeddings.dtype} of "
             f"shape {shape}"
         )
     if embedding_dim is not None and shape[1] != embedding_dim:
         raise DataError(
-            f"{what}: expected {embedding_dim} numbers in a row, as in the store, "
+            f"{subject}: expected {embedding_dim} numbers in a row, as in the store, "
             f"found {shape[1]}; embed them with the model that filled the store"
         )
     rows = embeddings.detach().numpy()
     finite = np.isfinite(rows)
     if not finite.all():
         raise DataError(
-            f"{what}: expected finite numbers, found NaN or infinity in row "
+            f"{subject}: expected finite numbers, found NaN or infinity in row "
             f"{int((~finite.all(axis=1)).argmax())}; the model that embedded it has "
             "diverged or its input is not a valid image"
         )
 
 
 def require_labels(labels: Tensor, num_rows: int, num_classes: int) -> None:
-    """Refuse anything but int64 of shape (num_rows,) with values in [0, c)."""
+    """Reject anything but int64 of shape (num_rows,) with values in [0, c)."""
     shape = tuple(labels.shape)
     if shape != (num_rows,) or labels.dtype != torch.int64:
         raise DataError(
@@ -278,11 +272,11 @@ def require_labels(labels: Tensor, num_rows: int, num_classes: int) -> None:
         )
 
 
-def require_probabilities(what: str, probabilities: Tensor) -> None:
-    """Refuse anything but (n, c) with values in [0, 1] and rows that sum to 1."""
+def require_probabilities(subject: str, probabilities: Tensor) -> None:
+    """Reject anything but (n, c) with values in [0, 1] and rows that sum to 1."""
     if probabilities.dim() != 2:
         raise ValueError(
-            f"{what}: expected probabilities of shape (n, c), found shape "
+            f"{subject}: expected probabilities of shape (n, c), found shape "
             f"{tuple(probabilities.shape)}"
         )
     rows = probabilities.detach().numpy()  # of few rows, several times faster
@@ -291,6 +285,6 @@ def require_probabilities(what: str, probabilities: Tensor) -> None:
     if not valid.all():
         row = int(valid.argmin())
         raise ValueError(
-            f"{what}: expected probabilities, found {probabilities[row].tolist()} in "
-            f"row {row}; pass logits through a softmax first"
+            f"{subject}: expected probabilities, found {probabilities[row].tolist()} "
+            f"in row {row}; pass logits through a softmax first"
         )

@@ -17,6 +17,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from knnper.datastore.examples import ExamplesMissingError, Ids, StoreDamagedError
 from knnper.errors import ConfigError, Problem
@@ -27,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 Slots = NDArray[np.intp]
 
-# The id that pads a row of candidates when an index finds fewer than it was asked for.
+# The id that pads a row of candidates when an index finds too few.
 NOTHING = -1
 # Candidates beyond k that FAISS is asked for, so that its order can be corrected.
 NUM_SPARE = 4
@@ -45,7 +46,7 @@ QUERIES_AT_ONCE, NUMBERS_AT_ONCE = 16, 65536
 _LARGEST, _LARGEST_HALF = 1e15, float(np.finfo(np.float16).max)
 # A trained index is trained again after that many times its sample was added.
 _OUTGROWN_AFTER = 3
-# The share of removed vectors at which an index is built anew.
+# The share of removed vectors at which an index is rebuilt.
 _LARGEST_DEAD_SHARE = 0.25
 
 _MARK = int.from_bytes(b"knnindex", "little")
@@ -69,7 +70,7 @@ class VectorIndex(ABC):
         Whether `vectors` returns the bits that were added.
     forgets
         Whether `remove` erases a vector's bytes. If not, it hides the vector until the
-        index is built anew.
+        index is rebuilt.
     """
 
     keeps_vectors: bool = False
@@ -93,15 +94,15 @@ class VectorIndex(ABC):
     @property
     @abstractmethod
     def is_outgrown(self) -> bool:
-        """Whether the index should be built anew from its vectors."""
+        """Whether the index should be rebuilt from its vectors."""
 
     @abstractmethod
     def add(self, ids: Ids, vectors: Vectors) -> None:
-        """Add ``vectors`` (m, p) under ``ids`` (m,), none of which is there."""
+        """Add ``vectors`` (m, p) under new ``ids`` (m,)."""
 
     @abstractmethod
     def remove(self, ids: Ids) -> None:
-        """Hide ``ids`` (m,), all of which are there, from all later searches."""
+        """Hide the indexed ``ids`` (m,) from all later searches."""
 
     @abstractmethod
     def candidates(self, queries: Vectors, count: int) -> Candidates:
@@ -139,19 +140,19 @@ class FlatIndex(VectorIndex):
         return len(self._by_slot)
 
     @property
+    @override
     def ids(self) -> Ids:
-        """See `VectorIndex`."""
         return self._by_slot.copy()
 
+    @override
     def add(self, ids: Ids, vectors: Vectors) -> None:
-        """See `VectorIndex`."""
         use_one_thread()
         self._index.add(vectors)
         self._by_slot = np.concatenate([self._by_slot, ids])
         self._order = None
 
     def remove(self, ids: Ids) -> None:
-        """Move the last vectors into the slots of the removed ones."""
+        """Move the last vectors into the slots of the removed vectors."""
         num_left = len(self._by_slot) - len(ids)
         stays = np.ones(len(self._by_slot), dtype=bool)
         stays[self._slots_of(ids)] = False
@@ -166,8 +167,8 @@ class FlatIndex(VectorIndex):
         self._by_slot = self._by_slot[:num_left].copy()
         self._order = None
 
+    @override
     def candidates(self, queries: Vectors, count: int) -> Candidates:
-        """See `VectorIndex`."""
         rough, slots = self._search(queries, count)
         return Candidates(rough, self._by_slot[slots])
 
@@ -178,8 +179,8 @@ class FlatIndex(VectorIndex):
         rough, slots = self._search(queries, count)
         return Candidates(rough, self._by_slot[slots]), self._rows()[slots]
 
+    @override
     def vectors(self, ids: Ids) -> Vectors:
-        """See `VectorIndex`."""
         return self._rows()[self._slots_of(ids)]
 
     def _search(self, queries: Vectors, count: int) -> tuple[Vectors, Slots]:
@@ -219,7 +220,7 @@ class FactoryIndex(VectorIndex):
     """An index by ``faiss.index_factory``. Not all kinds can remove, so none has to.
 
     A removed vector stays in the index and is skipped in its results, until the index
-    is built anew from the database.
+    is rebuilt from the database.
     """
 
     def __init__(self, content: "IndexFile", settings: "FactorySettings") -> None:
@@ -241,29 +242,30 @@ class FactoryIndex(VectorIndex):
             return self._settings.can_train(self.dim, len(self))
         return 0 < self._num_sample * _OUTGROWN_AFTER <= self._num_since
 
+    @override
     def add(self, ids: Ids, vectors: Vectors) -> None:
-        """See `VectorIndex`."""
         use_one_thread()
         self._index.add(self._settings.encodable(vectors))
         self._by_slot = np.concatenate([self._by_slot, ids])
         self._num_since += len(ids)
 
+    @override
     def remove(self, ids: Ids) -> None:
-        """See `VectorIndex`."""
         is_removed = np.isin(self._by_slot, ids)
         self._by_slot[is_removed] = NOTHING
         self._num_dead += int(is_removed.sum())
 
+    @override
     def candidates(self, queries: Vectors, count: int) -> Candidates:
-        """See `VectorIndex`."""
         # If the removed vectors take places, a wider search makes up for all of them.
         first = min(len(self._by_slot), count + min(count, self._num_dead))
-        found = self._living(queries, count, first)
-        short = (found.ids == NOTHING).any(axis=1)
+        candidates = self._living(queries, count, first)
+        short = (candidates.ids == NOTHING).any(axis=1)
         if short.any() and first < count + self._num_dead:
             wider = self._living(queries[short], count, count + self._num_dead)
-            found.rough[short], found.ids[short] = wider
-        return found
+            candidates.rough[short] = wider.rough
+            candidates.ids[short] = wider.ids
+        return candidates
 
     def _living(self, queries: Vectors, count: int, num_asked: int) -> Candidates:
         """Search ``num_asked`` vectors; return the first ``count`` not removed."""
@@ -480,7 +482,7 @@ def _read_index_file(path: Path) -> IndexFile:
                 raise ValueError("expected its end after the index, found more bytes")
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         raise StoreDamagedError(
-            f"{path} is not an index that can be read; build it anew from the vectors: "
+            f"{path} is not an index that can be read; rebuild it from the vectors: "
             f"{error}"
         ) from error
     return IndexFile(index, ids, num_sample, num_since)
@@ -516,13 +518,13 @@ def _require_layout(
     def layout(index: faiss.Index) -> tuple[Any, ...]:
         return type(index).__name__, int(index.d), _code_bytes(index)
 
-    found = (*layout(content.index), int(content.index.ntotal))
+    actual = (*layout(content.index), int(content.index.ntotal))
     known = [(*layout(index), len(content.ids)) for index in expected]
-    if found not in known:
+    if actual not in known:
         raise StoreDamagedError(
-            f"{path} holds another index than the settings describe; build it anew "
+            f"{path} holds another index than the settings describe; rebuild it "
             "from the vectors. Found type, size of an embedding, bytes of a vector and "
-            f"number of vectors {found}, expected {' or '.join(map(str, known))}"
+            f"number of vectors {actual}, expected {' or '.join(map(str, known))}"
         )
 
 

@@ -2,7 +2,7 @@
 
 SQLite takes a damaged log for one that a crash has cut short: it drops the damaged
 transaction and all later ones without an error. The number of acknowledged changes,
-written after each transaction, tells the two apart. It is not synced to disk at once,
+written after each transaction, distinguishes the two. It is not synced to disk at once,
 because a second fsync would double the cost of a transaction. A killed process leaves
 it in the system's memory; a power cut leaves at worst a smaller number, which raises no
 false alarm.
@@ -76,7 +76,7 @@ class Acknowledged:
         return json.dumps(document).encode().ljust(_NUM_BYTES - 1) + b"\n"
 
 
-class Witness:
+class AcknowledgedFile:
     """The file of acknowledged changes, open for the one process that writes."""
 
     def __init__(self, folder: Path) -> None:

@@ -31,23 +31,31 @@ from knnper.settings import (
     one_of,
 )
 
+# Random bits behind a draw.
+NUM_BITS = 128
+# Bytes counted for the label, the time and the external id (which is stored twice).
+NAME_BYTES = 96
+# The largest share of the budget that a compact database takes. Evicted examples leave
+# unused pages between others; the rest of the budget has room for them until the
+# database is compacted.
+FILLED = 0.85
+
+Positions = Sequence[int] | NDArray[np.intp]
+
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a batch of arriving examples."""
+    """The outcome of a batch of m arriving examples."""
 
-    kept: NDArray[np.bool_]  # of those: in the store after the whole batch, shape (m,)
-    evicted: Ids  # that were stored before and no longer are, ascending
-    state: StreamState  # to be remembered with it
-
-
-Gone = Sequence[int] | NDArray[np.intp]
+    is_kept: NDArray[np.bool_]  # whether the batch leaves each in the store, (m,)
+    evicted: Ids  # of examples stored before the batch, ascending
+    state: StreamState  # after the batch
 
 
 class Policy(ABC):
-    """Says which examples stay. A pure function of its arguments."""
+    """Decides which examples are kept. A pure function of its arguments."""
 
-    needs_capacity: ClassVar[bool] = True  # whether it decides nothing without one
+    needs_capacity: ClassVar[bool] = True  # whether it needs a bound of the store
 
     def decide(
         self,
@@ -57,27 +65,33 @@ class Policy(ABC):
         capacity: int | None,
         key: RandomKey,
     ) -> Decision:
-        """Decide about ``arriving``, one after the other.
+        """Decide about the ``arriving`` examples in their order.
 
-        A batch has the same outcome as its examples one by one. They come under the ids
-        that they would get: each larger than all before it, whether or not it will be
-        stored. ``state`` is as the batch before left it; no ``capacity`` does not bound
-        what is stored. Random choices about the t-th example that was ever offered, t
-        from 1, derive from ``key.child(t)``.
+        A batch has the same outcome as its examples one by one. Their ids are those
+        that they get if stored, each larger than all before. ``state`` is that after
+        the batch before; ``capacity`` None does not bound the store. Random choices
+        about the t-th example that was ever offered, t from 1, derive from
+        ``key.child(t)``.
         """
         if self.needs_capacity and (capacity is None or capacity < 1):
             raise ValueError(
                 f"{type(self).__name__} needs a capacity of at least 1 example, found "
-                f"{capacity}; give one, or keep everything with the policy "
+                f"{capacity}; give a capacity, or keep everything with the policy "
                 "'concatenate'"
             )
-        most = sys.maxsize if capacity is None else capacity
-        gone, was_largest = self._gone(Batch(stored, arriving, state, most, key))
+        batch = OfferedBatch(
+            stored=stored,
+            arriving=arriving,
+            state=state,
+            capacity=sys.maxsize if capacity is None else capacity,
+            key=key,
+        )
+        evicted, was_largest = self._evict(batch)
         stays = np.ones(len(stored) + len(arriving), np.bool_)
-        stays[np.asarray(gone, np.intp)] = False
+        stays[np.asarray(evicted, np.intp)] = False
         arrived = np.bincount(arriving.labels, minlength=len(state.num_seen))
         return Decision(
-            kept=stays[len(stored) :],
+            is_kept=stays[len(stored) :],
             evicted=stored.ids[~stays[: len(stored)]],
             state=StreamState(
                 state.num_offered + len(arriving), state.num_seen + arrived, was_largest
@@ -85,12 +99,15 @@ class Policy(ABC):
         )
 
     @abstractmethod
-    def _gone(self, batch: "Batch") -> tuple[Gone, NDArray[np.bool_]]:
-        """Return positions in stored and arriving that go, and labels once largest."""
+    def _evict(self, batch: "OfferedBatch") -> tuple[Positions, NDArray[np.bool_]]:
+        """Return the evicted positions and the labels that were ever largest.
+
+        Positions count the stored examples first, then the arriving examples.
+        """
 
 
-class Batch(NamedTuple):
-    """What a policy decides about; see `Policy.decide`."""
+class OfferedBatch(NamedTuple):
+    """The arguments of `Policy.decide`."""
 
     stored: Contents
     arriving: Contents
@@ -99,20 +116,16 @@ class Batch(NamedTuple):
     key: RandomKey
 
 
-NUM_BITS = 128
-
-
 def draw_below(bound: int, key: RandomKey) -> int:
-    """Return an integer that is uniform in [0, bound), but for 2^-128."""
+    """Return an integer that is uniform in [0, bound), up to 2^-128."""
     return (key.entropy(NUM_BITS // 8) * bound) >> NUM_BITS
 
 
 def forget(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
     """Return the state after a user deleted stored examples with these labels.
 
-    They no longer count as seen. A label that lost examples is not held to the share
-    that it once had: it counts as never having been the largest, so that
-    `class_balanced` lets it grow back.
+    They no longer count as seen. A label that lost examples counts as never having been
+    the largest, so that `class_balanced` lets it grow again.
     """
     deleted = np.bincount(labels, minlength=len(state.num_seen))
     if len(deleted) > len(state.num_seen) or (deleted > state.num_seen).any():
@@ -128,7 +141,7 @@ def forget(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
 
 
 class Members:
-    """Positions by label, each label's ascending."""
+    """The positions of each label, ascending."""
 
     def __init__(self, labels: NDArray[np.int64], num_classes: int) -> None:
         self._labels = labels
@@ -149,16 +162,16 @@ class Members:
         self._counts[label] += 1
 
     def pop(self, label: int, which: int) -> int:
-        """Remove and return the position that stands at ``which`` in its label."""
+        """Remove and return the position with index ``which`` among a label's."""
         position = self._of(label).pop(which)
         self._counts[label] -= 1
         return position
 
     def _of(self, label: int) -> "array[int]":
-        """Return a label's positions; most batches touch few labels."""
+        """Return a label's positions, found on first use: most batches need few."""
         if label not in self._positions:
-            found = np.flatnonzero(self._labels == label).astype(np.int64)
-            self._positions[label] = array("q", found.tobytes())
+            positions = np.flatnonzero(self._labels == label).astype(np.int64)
+            self._positions[label] = array("q", positions.tobytes())
         return self._positions[label]
 
 
@@ -167,43 +180,48 @@ class ClassBalancedPolicy(Policy):
 
     In a full store, a label that has the most examples, or ever had, is full. An
     arrival of another label replaces a random example of the largest labels. One of a
-    full label c, of which m_c are stored and n_c were seen, is kept with probability
-    m_c / n_c and then replaces a random one of its own: within a label the sample is
-    uniform.
+    full label c, with m_c stored and n_c seen examples, is kept with probability
+    m_c / n_c and then replaces a random example of its label: within a label the sample
+    is uniform.
 
     User deletions: see `forget`.
     """
 
-    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+    def _evict(self, batch: OfferedBatch) -> tuple[Positions, NDArray[np.bool_]]:
         stored, arriving, state, capacity, key = batch
-        # The first find free places.
-        num_taken = min(max(capacity - len(stored), 0), len(arriving))
+        # The first arrivals fill free places.
+        num_filled = min(max(capacity - len(stored), 0), len(arriving))
         labels = np.concatenate([stored.labels, arriving.labels])
-        members = Members(labels[: len(stored) + num_taken], len(state.num_seen))
-        taken = np.bincount(arriving.labels[:num_taken], minlength=len(state.num_seen))
-        num_seen, was_largest = state.num_seen + taken, state.was_largest.copy()
-        if len(stored) + num_taken >= capacity:
+        members = Members(labels[: len(stored) + num_filled], len(state.num_seen))
+        filled = np.bincount(
+            arriving.labels[:num_filled], minlength=len(state.num_seen)
+        )
+        num_seen = state.num_seen + filled
+        was_largest = state.was_largest.copy()
+        if len(stored) + num_filled >= capacity:
             was_largest[members.largest()] = True
-        gone = list[int]()
-        for arrival in range(num_taken, len(arriving)):
-            position, label = len(stored) + arrival, int(arriving.labels[arrival])
+        evicted = list[int]()
+        for arrival in range(num_filled, len(arriving)):
+            position = len(stored) + arrival
+            label = int(arriving.labels[arrival])
             draws = key.child(state.num_offered + arrival + 1)
             num_seen[label] += 1
             if was_largest[label]:
-                drawn, loser = draw_below(int(num_seen[label]), draws), label
+                drawn = draw_below(int(num_seen[label]), draws)
+                loser = label
                 if drawn >= members.count(label):
-                    gone.append(position)
+                    evicted.append(position)
                     continue
             else:
                 largest = members.largest()
                 count = members.count(largest[0])
                 which, drawn = divmod(draw_below(count * len(largest), draws), count)
                 loser = largest[which]
-            gone.append(members.pop(loser, drawn))
+            evicted.append(members.pop(loser, drawn))
             members.append(label, position)
             if not was_largest[label]:
                 was_largest[members.largest()] = True
-        return gone, was_largest
+        return evicted, was_largest
 
 
 class ConcatenatePolicy(Policy):
@@ -211,7 +229,7 @@ class ConcatenatePolicy(Policy):
 
     needs_capacity: ClassVar[bool] = False
 
-    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+    def _evict(self, batch: OfferedBatch) -> tuple[Positions, NDArray[np.bool_]]:
         stored, arriving, state, capacity, _ = batch
         num_after = len(stored) + len(arriving)
         if len(arriving) > 0 and num_after > capacity:
@@ -226,11 +244,11 @@ class ConcatenatePolicy(Policy):
 class FifoPolicy(Policy):
     """Keeps the newest examples, by time of arrival and then by id.
 
-    Where an example arrives late, with a time before that of all stored ones, it is
-    the oldest itself: a full store does not take it.
+    A full store rejects an example that arrives with an earlier time than all stored
+    examples: it is the oldest itself.
     """
 
-    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+    def _evict(self, batch: OfferedBatch) -> tuple[Positions, NDArray[np.bool_]]:
         stored, arriving, state, capacity, _ = batch
         arrivals = np.concatenate([stored.arrivals, arriving.arrivals])
         num_gone = max(len(arrivals) - capacity, 0) if len(arriving) else 0
@@ -240,59 +258,60 @@ class FifoPolicy(Policy):
 
 
 class FixedPolicy(Policy):
-    """Keeps examples up to the capacity and refuses all later ones.
+    """Keeps examples up to the capacity and rejects all later examples.
 
-    A place that a user's deletion frees goes to the next arrival.
+    The next arrival fills a place that a user's deletion freed.
     """
 
-    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+    def _evict(self, batch: OfferedBatch) -> tuple[Positions, NDArray[np.bool_]]:
         stored, arriving, state, capacity, _ = batch
-        first_refused = max(capacity, len(stored))
-        refused = np.arange(first_refused, len(stored) + len(arriving))
-        return refused, state.was_largest
+        first_rejected = max(capacity, len(stored))
+        rejected = np.arange(first_rejected, len(stored) + len(arriving))
+        return rejected, state.was_largest
 
 
 class ReservoirPolicy(Policy):
-    """Keeps a uniform sample, without replacement, of all that came by.
+    """Keeps a uniform sample, without replacement, of all arrivals.
 
     With a full store of s examples, the n-th arrival is kept with probability s / n,
     and then takes the place of a stored one, each with probability 1 / s.
 
-    A user's deletion takes the example out of what was seen, and the next arrival takes
-    the freed place. That is the random pairing of Gemulla, Lehner, Haas, "A Dip in the
-    Reservoir", VLDB 2006, where an arrival takes over the fate of a deleted example: of
+    A user's deletion removes the example from the count of arrivals, and the next
+    arrival takes the freed place. That is the random pairing of Gemulla, Lehner, Haas,
+    "A Dip in the Reservoir", VLDB 2006, where an arrival replaces a deleted example: of
     u deletions not yet paired, v of them of stored examples, it is kept with
-    probability v / u. Here v = u, because a store is never told of the deletion of an
-    example that it does not hold. So:
+    probability v / u. Here v = u, because only stored examples can be deleted. It
+    follows that:
 
-    - What is left after a deletion is a uniform sample of what was seen and not
-      deleted: given that x is in a uniform sample, the rest is uniform among the rest.
-    - Those seen before the deletion stay equally likely among themselves, and so do
-      those that come after the freed place was taken; the latter are more likely, by
-      (1 - 1/n) / (1 - 1/s) for each deletion.
-    - The one that took the place is there with certainty at first, so it stays up to
-      n / s times as likely as the others. To be uniform all the same, a sample would
-      have to leave the place empty for ever: what could fill it has been forgotten.
+    - After a deletion the stored examples are a uniform sample of the arrivals that
+      were not deleted: given that x is in a uniform sample, the others are uniform
+      among the others.
+    - Examples that arrived before the deletion stay equally likely among themselves,
+      and so do those that arrive after the freed place was taken; the latter are more
+      likely, by (1 - 1/n) / (1 - 1/s) for each deletion.
+    - The example that took the place is stored with certainty at first, so it stays up
+      to n / s times as likely as the others. A uniform sample would have to leave the
+      place empty for ever, because the candidates for it were not stored.
     """
 
-    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+    def _evict(self, batch: OfferedBatch) -> tuple[Positions, NDArray[np.bool_]]:
         stored, arriving, state, capacity, key = batch
         num_free = max(capacity - len(stored), 0)
         num_seen = int(state.num_seen.sum())
         first = min(num_free, len(arriving))
         places = array("q", np.arange(len(stored) + first, dtype=np.int64).tobytes())
-        gone = []
+        evicted = []
         for arrival in range(first, len(arriving)):
             number = state.num_offered + arrival + 1
             drawn = draw_below(num_seen + arrival + 1, key.child(number))
             position = len(stored) + arrival
-            # Places stay ascending, so a batch draws from the order its parts would.
+            # Places stay ascending, so that a batch draws as its parts would.
             if drawn < len(places):
-                gone.append(places.pop(drawn))
+                evicted.append(places.pop(drawn))
                 places.append(position)
             else:
-                gone.append(position)
-        return gone, state.was_largest
+                evicted.append(position)
+        return evicted, state.was_largest
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -305,21 +324,23 @@ POLICIES: Mapping[str, Policy] = {
 PolicyName = Annotated[str, one_of(POLICIES)]
 OWN_POLICY = Kind(
     "a subclass of knnper.datastore.policy.Policy that takes no arguments",
-    is_right=lambda one: isinstance(one, type) and issubclass(one, Policy),
+    is_right=lambda value: isinstance(value, type) and issubclass(value, Policy),
 )
-_BROUGHT: dict[str, Policy] = {}  # users', by reference
+# Users' policies that were loaded, by reference.
+_BROUGHT: dict[str, Policy] = {}
+# The door through which further policies are loaded; empty until it is set.
 _DOORS: list[Door] = []
 
 
 def bring_policy(reference: str, door: Door) -> Own:
-    """Let stores of this process use a user's policy; return it."""
-    own = door.open(reference, OWN_POLICY)
-    _BROUGHT[reference] = own.entry()
-    return own
+    """Load a user's policy for the stores of this process."""
+    policy = door.open(reference, OWN_POLICY)
+    _BROUGHT[reference] = policy.entry()
+    return policy
 
 
 def policy_of(name: str) -> Policy:
-    """Return a policy by its name, or a user's by its reference."""
+    """Return a policy by its name, or a user's policy by its reference."""
     if name in POLICIES:
         return POLICIES[name]
     if name not in _BROUGHT:
@@ -328,35 +349,27 @@ def policy_of(name: str) -> Policy:
 
 
 def policies_through(door: Door) -> None:
-    """Let stores that this process opens from now on bring policies through a door."""
+    """Set the door through which stores of this process load users' policies."""
     _DOORS[:] = [door]
-
-
-NAME_BYTES = 96
-"""Kept for an example's label, time and external id, the last one twice."""
-FILLED = 0.85
-"""Share of the budget that a compact database takes at most. Examples that are evicted
-here and there leave holes; the rest is room for them, before the database is compacted.
-"""
 
 
 @dataclass(frozen=True)
 class StoreSettings(Settings):
-    """How much a store keeps, and how it is searched.
+    """The capacity, eviction policy and index of a store.
 
     Attributes
     ----------
     policy
-        What stays when new examples arrive: ``concatenate`` (all), ``fixed``, ``fifo``,
+        Decides which examples are kept: ``concatenate`` (all), ``fixed``, ``fifo``,
         ``reservoir``, ``class_balanced``, or a class of your own as
         ``module:attribute``.
     capacity
-        Most examples that are stored; null does not bound them.
+        The largest number of stored examples; null does not bound it.
     budget_mb
-        Most megabytes (10^6 bytes) on disk, from which a capacity follows; null does
-        not bound them. Counted are the database and the saved index, not the log of
-        writes under way, nor the second set of embeddings while and after the store
-        is embedded anew.
+        The largest number of megabytes (10^6 bytes) on disk, from which a capacity
+        follows; null does not bound it. Counted are the database and the saved index,
+        but not the write-ahead log, nor the second set of embeddings during and after a
+        re-embedding.
     seed
         Root of the policy's random choices.
     index
@@ -370,7 +383,7 @@ class StoreSettings(Settings):
     index: IndexSettings = field(default_factory=FlatSettings)
 
     def most_examples(self, spec: StoreSpec, embedding_dim: int) -> int | None:
-        """Return how many examples may be stored; None if that is not bounded."""
+        """Return the largest number of stored examples; None without a bound."""
         if self.budget_mb is None:
             return self.capacity
         example_bytes = self.example_bytes(spec, embedding_dim)
@@ -390,9 +403,12 @@ class StoreSettings(Settings):
 def require_settings(
     settings: StoreSettings, spec: StoreSpec, embedding_dim: int
 ) -> None:
-    """Refuse settings that do not go together."""
-    no_ids, no_vectors = np.empty(0, np.int64), np.empty((0, embedding_dim), np.float32)
-    settings.index.build(embedding_dim, no_ids, no_vectors)
+    """Reject contradictory settings, and an index that FAISS cannot build."""
+    settings.index.build(
+        embedding_dim,
+        ids=np.empty(0, np.int64),
+        vectors=np.empty((0, embedding_dim), np.float32),
+    )
     most = settings.most_examples(spec, embedding_dim)
     if most is None and policy_of(settings.policy).needs_capacity:
         message = (

@@ -1,8 +1,8 @@
-"""What is searched: an index, the contents it belongs to, and how both follow the rows.
+"""Search of a store: the nearest examples, the saved index, and keeping both current.
 
 An index finds candidates in float32, or by rounded codes. Their distances are computed
-anew in float64, and where rounding or ties leave a doubt, all examples are compared. So
-a query's neighbours do not depend on the other queries, and no distance overflows.
+again in float64, and where rounding or ties leave a doubt, all examples are compared.
+So the neighbours of a query do not depend on other queries, and no distance overflows.
 """
 
 import contextlib
@@ -52,37 +52,45 @@ from knnper.files import open_plain, read_plain, sync_to_disc, write_atomically
 _LOG = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 FORMAT = 1
+# An approximate index is saved once this many examples, and this share of all, have
+# changed: changes since the save are repeated after a kill. A flat index is built as
+# fast as it is read.
+SAVE_AFTER, SAVE_AFTER_SHARE = 1000, 0.25
+
+Distances = NDArray[np.float64]
+# From distinct ids (m,) to their embeddings (m, p).
+VectorsOf = Callable[[Ids], Vectors]
 
 
 @dataclass(frozen=True)
 class IndexCache:
     """An index file and its manifest, in a folder.
 
-    The manifest says which save this is, of which version and kind, and the file's
-    checksum. The database notes the token of its last save, so an index from a backup
-    of another moment, or of another store, is not taken for its own. What was added or
-    removed since the save is seen by the ids.
+    The manifest holds the token of the save, the version, the settings, and the file's
+    checksum. The database holds the token of its last save, so that an index from a
+    backup of another moment, or of another store, is not used. Ids show which examples
+    were added or removed since the save.
     """
 
-    folder: Path  # holds nothing else; created when something is saved
+    folder: Path  # of the index alone; created by the first save
     rows: Rows
 
     def load(self, version: Version, settings: IndexSettings) -> VectorIndex | None:
-        """Return the saved index of a version; None where it cannot be relied on."""
-        reason: object = self.distrust(version, settings)
+        """Read the saved index of a version; None if there is none or it is invalid."""
+        reason: object = self.problem(version, settings)
         if reason is None:
             try:
                 return settings.read(self._index_file(), version.embedding_dim)
             except (StoreDamagedError, OSError) as error:
                 reason = error
-        if self.folder.is_dir():  # else there never was one
-            _LOG.info("the index in %s is built anew: %s", self.folder, reason)
+        if self.folder.is_dir():  # otherwise none was ever saved
+            _LOG.info("the index in %s is rebuilt: %s", self.folder, reason)
         return None
 
     def save(
         self, index: VectorIndex, version: Version, settings: IndexSettings
     ) -> None:
-        """Save the index; a failure leaves none, and is no error of the store."""
+        """Save the index; log a failure, after which no index is saved."""
         token = uuid4().hex
         try:
             self.folder.mkdir(exist_ok=True)
@@ -103,21 +111,21 @@ class IndexCache:
             self.clear()
 
     def clear(self) -> None:
-        """Leave no trace of what was saved."""
+        """Remove the saved index."""
         if self.folder.is_dir():
             for path in self._files():
                 path.unlink()
             sync_to_disc(self.folder)
 
     def remove_leftovers(self) -> None:
-        """Remove what a save that was cut short, or an earlier one, has left."""
-        wanted = {MANIFEST, f"{self.rows.row().index_token}.index"}
+        """Remove the files of interrupted and earlier saves."""
+        current = {MANIFEST, f"{self.rows.row().index_token}.index"}
         for path in self._files():
-            if path.name not in wanted:
+            if path.name not in current:
                 path.unlink()
 
-    def distrust(self, version: Version, settings: IndexSettings) -> str | None:
-        """Return why the saved index cannot be relied on; None if it can."""
+    def problem(self, version: Version, settings: IndexSettings) -> str | None:
+        """Return why the saved index cannot be used; None if it can."""
         try:
             manifest = self.manifest()
             expected = _identity(self.rows.row().index_token, version, settings)
@@ -131,18 +139,18 @@ class IndexCache:
         return None
 
     def manifest(self) -> dict[str, Any]:
-        """Return what was noted when the index was saved."""
+        """Read the manifest of the saved index."""
         try:
-            found = json.loads(read_plain(self.folder / MANIFEST))
+            document = json.loads(read_plain(self.folder / MANIFEST))
         except RecursionError as error:
-            raise ValueError("it is no JSON of a few levels") from error
-        if not isinstance(found, dict):
-            raise ValueError(f"found {type(found).__name__}, expected an object")
-        return found
+            raise ValueError("its JSON has too many levels") from error
+        if not isinstance(document, dict):
+            raise ValueError(f"found {type(document).__name__}, expected an object")
+        return document
 
     def _files(self) -> Iterator[Path]:
-        found = self.folder.iterdir() if self.folder.is_dir() else iter(())
-        return (path for path in found if not path.is_dir() or path.is_symlink())
+        paths = self.folder.iterdir() if self.folder.is_dir() else iter(())
+        return (path for path in paths if not path.is_dir() or path.is_symlink())
 
     def _index_file(self) -> Path:
         return self.folder / f"{self.rows.row().index_token}.index"
@@ -166,10 +174,6 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     with open_plain(path) as file:
         return hashlib.file_digest(cast("BufferedReader", file), "sha256").hexdigest()
-
-
-Distances = NDArray[np.float64]
-VectorsOf = Callable[[Ids], Vectors]
 
 
 def nearest(
@@ -213,7 +217,7 @@ def _nearest(
         distances = _squared_distances(queries[:, None], vectors)
     elif settings.ranks_exactly:
         rough, ids = index.candidates(queries, count)
-        # No id is read twice.
+        # Each id is read once; padding is replaced by any id that is stored.
         known = np.where(ids == NOTHING, index.ids[:1], ids)
         unique, positions = np.unique(known, return_inverse=True)
         vectors = read_vectors(unique)[positions.reshape(ids.shape)]
@@ -222,25 +226,26 @@ def _nearest(
     else:
         rough, ids = index.candidates(queries, count)
         distances = rough.astype(np.float64)
-    distances, found = _first(distances, ids, num_found)
-    # 2. Compare all vectors with the queries of which the result is in doubt.
-    certain = (found != NOTHING).all(axis=1)
+    distances, nearest_ids = _first(distances, ids, num_found)
+    # 2. Compare all vectors with those queries for which the result is in doubt.
+    certain = (nearest_ids != NOTHING).all(axis=1)
     if settings.is_exhaustive and count < len(index):
-        # The last candidate's exact distance is larger than its rounded one less this.
+        # A lower bound of the exact distance of the last candidate, and so of all
+        # vectors that are no candidates: its float32 distance less the rounding error.
         bound = rough[:, -1].astype(np.float64) * (1 - (index.dim + 8) * EPS)
         certain &= distances[:, -1] < bound - index.dim * TINY
     vectors_of = index.vectors if index.keeps_vectors else read_vectors
     for row in np.flatnonzero(~certain).tolist():
-        distances[row], found[row] = _scan(
+        distances[row], nearest_ids[row] = _scan(
             queries[row], index.ids, num_found, vectors_of
         )
-    return distances, found
+    return distances, nearest_ids
 
 
 def _scan(
     query: Vectors, ids: Ids, num_found: int, vectors_of: VectorsOf
 ) -> tuple[Distances, Ids]:
-    """Return the nearest of one query (p,) among all ``ids``, by brute force."""
+    """Return the nearest examples of a query (p,) among all ``ids``, by brute force."""
     ids = np.sort(ids)
     parts = [ids[i : i + ROWS_AT_ONCE] for i in range(0, len(ids), ROWS_AT_ONCE)]
     distances = np.concatenate(
@@ -251,7 +256,7 @@ def _scan(
 
 
 def _squared_distances(queries: Vectors, vectors: Vectors) -> Distances:
-    """Return float64 of the shape that the arguments broadcast to, less the last."""
+    """Return squared distances over the last axis, in float64; shapes broadcast."""
     difference = vectors.astype(np.float64)
     difference -= queries
     squares: Distances = np.einsum("...p,...p->...", difference, difference)
@@ -259,7 +264,7 @@ def _squared_distances(queries: Vectors, vectors: Vectors) -> Distances:
 
 
 def _first(distances: Distances, ids: Ids, count: int) -> tuple[Distances, Ids]:
-    """Return the nearest ``count`` of each row; of equals, the smaller ids."""
+    """Return the nearest ``count`` of each row; smaller ids first among equals."""
     order = np.lexsort((ids, distances))[:, :count]
     rows = np.arange(len(distances))[:, None]
     return distances[rows, order], ids[rows, order]
@@ -267,23 +272,23 @@ def _first(distances: Distances, ids: Ids, count: int) -> tuple[Distances, Ids]:
 
 @dataclass(frozen=True)
 class View:
-    """An index and the contents that belong to it, with the same ids."""
+    """An index and the contents of the same examples."""
 
     index: VectorIndex
     contents: Contents
     settings: IndexSettings
-    version: Version  # whose embeddings these are
-    read_vectors: VectorsOf  # from where the truth is; each id is asked for once
+    version: Version  # of the embeddings
+    read_vectors: VectorsOf  # from the database
 
     def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
         """Return the nearest examples; see `Store.search`."""
-        asked = np.ascontiguousarray(queries.detach().numpy())
+        query_rows = np.ascontiguousarray(queries.detach().numpy())
         num_found = min(num_neighbors, len(self.contents))
-        if num_found == 0 or len(asked) == 0:
-            none = torch.empty((len(asked), num_found), dtype=torch.int64)
-            return Neighbors(none.double(), none, none)
+        if num_found == 0 or len(query_rows) == 0:
+            empty = torch.empty((len(query_rows), num_found), dtype=torch.int64)
+            return Neighbors(empty.double(), empty, empty)
         distances, ids = nearest(
-            asked, self.index, self.settings, num_found, self.read_vectors
+            query_rows, self.index, self.settings, num_found, self.read_vectors
         )
         labels = self.contents.labels[self.contents.positions(ids)]
         return Neighbors(
@@ -300,39 +305,38 @@ class View:
 def bring_up_to_date(
     index: VectorIndex, contents: Contents, read_vectors: VectorsOf
 ) -> int:
-    """Make ``index`` hold the ids of ``contents``; return how many it had to change."""
-    gone = np.setdiff1d(index.ids, contents.ids)
+    """Give ``index`` the ids of ``contents``; return the number of changes."""
+    removed = np.setdiff1d(index.ids, contents.ids)
     missing = np.setdiff1d(contents.ids, index.ids)
-    if len(gone):
-        index.remove(gone)
+    if len(removed):
+        index.remove(removed)
     if len(missing):
         index.add(missing, read_vectors(missing))
-    return len(gone) + len(missing)
-
-
-SAVE_AFTER, SAVE_AFTER_SHARE = 1000, 0.25
-"""An index is saved when so many examples, and this share of all, have changed: what
-changed since is built again after a kill. A flat one is built as fast as it is read."""
+    return len(removed) + len(missing)
 
 
 class LiveView:
-    """What is searched, and how it follows what becomes of the rows."""
+    """The view that is searched; it follows the changes of the database."""
 
     def __init__(
         self, rows: Rows, cache: IndexCache | None, settings: IndexSettings
     ) -> None:
-        self._rows, self._cache, self._settings = rows, cache, settings
+        self._rows = rows
+        self._cache = cache
+        self._settings = settings
         # Held while the view is searched or changed. Searches of several threads wait
         # for each other: FAISS fills the memory bus, so together they are no faster.
         self.lock = threading.Lock()
-        self._refreshing, self._renewing = threading.Lock(), threading.Lock()
-        self.num_unsaved = 0
-        self._is_behind = self._is_torn = False
+        self._refreshing = threading.Lock()
+        self._rebuilding = threading.Lock()
+        self.num_unsaved = 0  # changes of the index since it was saved
+        self._is_behind = False  # the database has changes that the view lacks
+        self._is_torn = False  # a change of the view was interrupted: open it again
         with rows.reading():
             self._open()
 
     def _open(self) -> None:
-        """Follow the rows as they are now; called inside `Rows.reading`."""
+        """Create the view of the current rows; called inside `Rows.reading`."""
         self.state = self._rows.state()
         contents = self._rows.contents()
         active = self.state.active
@@ -340,7 +344,7 @@ class LiveView:
         if self._cache is not None:
             index = self._cache.load(active, self._settings)
         if index is not None:
-            changed = bring_up_to_date(index, contents, self._reads(active))
+            changed = bring_up_to_date(index, contents, self._reader_of(active))
         if index is None or index.is_outgrown:
             index = self._build(active, contents.ids)
             changed = len(contents)
@@ -348,58 +352,61 @@ class LiveView:
         self.view = self._view(index, contents, active)
 
     def refresh(self) -> None:
-        """See what another process has changed."""
-        # Whoever asks while another thread does this waits for it: otherwise it might
-        # find what was deleted before it asked.
+        """Apply the changes of another process to the view."""
+        # Other threads wait for this: otherwise they could find examples that were
+        # deleted before their search began.
         with self._refreshing:
             has_changed = self._rows.has_changed()
             self._is_behind |= has_changed
             if self._is_behind or self._is_torn:
-                with self._torn_if_cut_short():
+                with self._torn_if_interrupted():
                     self._catch_up()
-                self._is_behind = self._is_torn = False
+                self._is_behind = False
+                self._is_torn = False
         if has_changed and self.view.index.is_outgrown:
-            self._renew()
+            self._rebuild_for_reader()
 
     def _catch_up(self) -> None:
         with self._rows.reading():
-            head, held = self._rows.state(), self.view.contents
-            if self._is_torn or head.active != self.state.active:
+            state = self._rows.state()
+            known = self.view.contents
+            if self._is_torn or state.active != self.state.active:
                 self._open()
                 return
-            if head.num_removed == self.state.num_removed:
+            if state.num_removed == self.state.num_removed:
                 removed = np.empty(0, np.int64)
-                added = self._rows.contents(after=int(held.ids.max(initial=0)))
+                added = self._rows.contents(after=int(known.ids.max(initial=0)))
             else:
-                now = self._rows.contents()
-                removed = np.setdiff1d(held.ids, now.ids)
-                added = now.take(np.isin(now.ids, held.ids, invert=True))
-            vectors = self._reads(head.active)(added.ids)
-        # Not inside the block above: a search may hold the view and wait for the rows.
+                current = self._rows.contents()
+                removed = np.setdiff1d(known.ids, current.ids)
+                added = current.take(np.isin(current.ids, known.ids, invert=True))
+            vectors = self._reader_of(state.active)(added.ids)
+        # After the block above: a search may hold `lock` and wait for the rows.
         self._change(added, vectors, removed)
-        self.state = head
+        self.state = state
 
-    def _renew(self) -> None:
-        """Build a reader's index anew: this thread waits for it, no other does."""
-        if not self._renewing.acquire(blocking=False):
+    def _rebuild_for_reader(self) -> None:
+        """Rebuild a reader's index; only the calling thread waits for it."""
+        if not self._rebuilding.acquire(blocking=False):
             return
         try:
-            # The writer may go on meanwhile; its next change is another chance.
+            # The writer may delete examples during the build; its next change starts
+            # another attempt.
             with contextlib.suppress(ExamplesMissingError):
                 version = self.view.version
                 index = self.built(version)
                 with self._refreshing:
                     if version == self.view.version:
                         contents = self.view.contents
-                        bring_up_to_date(index, contents, self._reads(version))
+                        bring_up_to_date(index, contents, self._reader_of(version))
                         with self.lock:
                             self.view = self._view(index, contents, version)
         finally:
-            self._renewing.release()
+            self._rebuilding.release()
 
     @contextlib.contextmanager
-    def _torn_if_cut_short(self) -> Iterator[None]:
-        """Take everything up anew, before the next answer, if the block fails."""
+    def _torn_if_interrupted(self) -> Iterator[None]:
+        """Open the view again before the next search if the block fails."""
         try:
             yield
         except BaseException:
@@ -407,25 +414,26 @@ class LiveView:
             raise
 
     def apply(self, change: Change) -> None:
-        """Make a change for good, then let searches see it."""
+        """Commit a change to the database, then apply it to the view."""
         vectors = change.embeddings
         if vectors is None:
             vectors = np.empty((0, self.state.active.embedding_dim), np.float32)
         try:
             self._rows.apply(change)
         except BaseException:
-            # A disk may fail after it was done, and an interrupt come: look again.
+            # The commit may have succeeded before a disk error or an interrupt.
             self._is_behind = True
             raise
-        with self._torn_if_cut_short(), self._refreshing:
+        with self._torn_if_interrupted(), self._refreshing:
             self.state = self._rows.state()
             self._change(change.added, vectors, change.removed)
         self.num_unsaved += len(change.added) + len(change.removed)
 
     def _change(self, added: Contents, vectors: Vectors, removed: Ids) -> None:
-        """Remove some examples and add others, at once for whoever searches."""
+        """Remove and add examples of the view, in one step for searches."""
         with self.lock:
-            index, contents = self.view.index, self.view.contents
+            index = self.view.index
+            contents = self.view.contents
             if len(removed):
                 index.remove(removed)
                 contents = contents.without(removed)
@@ -435,7 +443,7 @@ class LiveView:
             self.view = replace(self.view, contents=contents)
 
     def rebuild(self) -> None:
-        """Build the index anew from the vectors; searches go on meanwhile."""
+        """Rebuild the index from the vectors; searches use the old index until then."""
         ids = self.view.contents.ids
         vectors = self.view.vectors(ids)
         index = self._settings.build(self.view.index.dim, ids, vectors)
@@ -443,7 +451,7 @@ class LiveView:
             self.view = replace(self.view, index=index)
 
     def built(self, version: Version) -> VectorIndex:
-        """Return an index of what a version has now; searches go on meanwhile."""
+        """Build an index of the examples that a version has embedded so far."""
         with self._rows.reading():
             ids = self._rows.contents().ids
             lacking = self._rows.without_vector(version.number, 0, len(ids))
@@ -452,13 +460,13 @@ class LiveView:
         return self._settings.build(version.embedding_dim, ids, vectors)
 
     def switch(self, version: Version, index: VectorIndex) -> None:
-        """Search another version, which is complete, from now on, for good."""
+        """Make a complete version the active one, and search it with ``index``."""
         contents = self._rows.contents()
         if not index.forgets and len(np.setdiff1d(index.ids, contents.ids)):
-            # It would keep a trace of what was deleted since it was built.
+            # It would keep the bytes of examples that were deleted since it was built.
             index = self._build(version, contents.ids)
-        bring_up_to_date(index, contents, self._reads(version))
-        with self._torn_if_cut_short():
+        bring_up_to_date(index, contents, self._reader_of(version))
+        with self._torn_if_interrupted():
             self._rows.activate(version.number)
             with self._refreshing:
                 with self.lock:
@@ -473,13 +481,13 @@ class LiveView:
         self.num_unsaved = 0
 
     def save_if_outdated(self) -> None:
-        """Save the index if building the difference would take long."""
+        """Save the index if repeating the changes since the save would take long."""
         enough = max(SAVE_AFTER, SAVE_AFTER_SHARE * len(self.view.contents))
         if not self._settings.is_exhaustive and self.num_unsaved > enough:
             self.save()
 
     def forget(self) -> None:
-        """Leave no trace of what was removed, in the index nor on disk."""
+        """Erase the bytes of removed examples, in the index and on disk."""
         self.num_unsaved = max(1, len(self.view.contents))
         if not self.view.index.forgets:
             self.rebuild()
@@ -489,8 +497,8 @@ class LiveView:
             self._rows.erase_removed()
         except (StoreError, OSError) as error:
             raise NotErasedError(
-                "what was deleted is not found any more, but its bytes are not erased "
-                f"yet: {error}. Then run: knnper store rewrite"
+                "the examples are deleted, but their bytes are not erased yet: "
+                f"{error}. Then run: knnper store rewrite"
             ) from error
 
     def _build(self, version: Version, ids: Ids) -> VectorIndex:
@@ -498,7 +506,7 @@ class LiveView:
         return self._settings.build(version.embedding_dim, ids, vectors)
 
     def _view(self, index: VectorIndex, contents: Contents, version: Version) -> View:
-        return View(index, contents, self._settings, version, self._reads(version))
+        return View(index, contents, self._settings, version, self._reader_of(version))
 
-    def _reads(self, version: Version) -> VectorsOf:
+    def _reader_of(self, version: Version) -> VectorsOf:
         return functools.partial(self._rows.vectors, version=version.number)

@@ -1,10 +1,14 @@
-"""A client's memory: `Store`, on disk or in memory."""
+"""The store of a client's examples: `Store`, on disk or in memory.
+
+A store on disk is a folder with the database (the truth), the saved index (a cache),
+the number of acknowledged changes and the lock of the process that writes.
+"""
 
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, overload
@@ -37,137 +41,48 @@ from knnper.datastore.examples import (
     StoreSpec,
     StreamState,
     require_embeddings,
-    require_labels,
 )
 from knnper.datastore.journal import (
     ACKNOWLEDGED,
     Acknowledged,
-    Witness,
+    AcknowledgedFile,
     writer_lock,
 )
+from knnper.datastore.new_examples import require_external_ids, require_new_examples
 from knnper.datastore.policy import StoreSettings, forget, policy_of, require_settings
 from knnper.datastore.search import IndexCache, LiveView
 from knnper.datastore.tables import StoreRow, Version, create_tables, require_tables
-from knnper.errors import DataError
 from knnper.files import require_plain, whole_folder, write_atomically
 from knnper.seeding import RandomKey
 
-LATEST_ARRIVAL = 253_402_300_800.0
-"""The end of the year 9999, seconds since 1970: what a date can say."""
-
-
-def _require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> None:
-    """Refuse examples that are not what the store is made for."""
-    require_embeddings("embeddings to add", new.embeddings, embedding_dim)
-    require_labels(new.labels, len(new.embeddings), spec.num_classes)
-    _require_inputs(new.inputs, spec, len(new))
-    if new.arrivals is not None:
-        require_arrivals(new.arrivals, len(new))
-
-
-def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
-    """Refuse anything but seconds since 1970, float64 of shape (num_rows,)."""
-    shape = tuple(arrivals.shape)
-    if shape != (num_rows,) or arrivals.dtype != torch.float64:
-        raise DataError(
-            f"arrivals: expected float64 of shape ({num_rows},), seconds since 1970, "
-            f"found {arrivals.dtype} of shape {shape}"
-        )
-    if not bool(torch.isfinite(arrivals).all()):
-        raise DataError("arrivals: expected finite seconds, found NaN or infinity")
-    strange = (arrivals < 0) | (arrivals >= LATEST_ARRIVAL)
-    if bool(strange.any()):
-        row = int(strange.nonzero()[0])
-        raise DataError(
-            "arrivals: expected seconds since 1970, up to the year 9999, found "
-            f"{float(arrivals[row]):g} in row {row}; divide milliseconds by 1000"
-        )
-
-
-def _arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
-    """Return ``new`` as a policy sees it."""
-    # A clock that was set back must not make them the oldest.
-    clock = max(time.time(), float(stored.arrivals.max(initial=0.0)))
-    return Contents(
-        np.arange(1, len(new) + 1, dtype=np.int64) + num_offered,
-        new.labels.numpy(),
-        np.full(len(new), clock) if new.arrivals is None else new.arrivals.numpy(),
-    )
-
-
-def _require_inputs(inputs: Tensor | None, spec: StoreSpec, num_rows: int) -> None:
-    if spec.input is None:
-        if inputs is not None:
-            raise DataError(
-                "inputs: found some, but the store was created to keep none; leave "
-                "them out, or create a store whose spec gives their layout"
-            )
-        return
-    expected = (num_rows, *spec.input.shape)
-    if inputs is None:
-        raise DataError(
-            f"inputs: found none, expected {spec.input.dtype} of shape {expected}: the "
-            "store keeps them, to embed them again by another model"
-        )
-    if tuple(inputs.shape) != expected or inputs.dtype != spec.input.torch_dtype:
-        raise DataError(
-            f"inputs: expected {spec.input.dtype} of shape {expected}, found "
-            f"{inputs.dtype} of shape {tuple(inputs.shape)}"
-        )
-
-
-def _require_names(rows: Rows, given: Sequence[str | None], num_rows: int) -> None:
-    """Refuse names that cannot be stored, or twice: in the batch or with the stored."""
-    if len(given) != num_rows:
-        raise DataError(
-            f"external ids: expected one, or None, for each of {num_rows} examples, "
-            f"found {len(given)}"
-        )
-    names = [name for name in given if name is not None]
-    occurs_twice = len(set(names)) < len(names)
-    for name in names:
-        # Half of a surrogate pair is no UTF-8.
-        if not name or any(one == "\0" or "\ud800" <= one <= "\udfff" for one in name):
-            raise DataError(
-                f"external ids: found {name!r}, expected at least one character, each "
-                "of which can be written as UTF-8, and no NUL"
-            )
-        if occurs_twice and names.count(name) > 1:
-            raise DataError(
-                f"external ids: found {name!r} twice among the examples to add, "
-                "expected each once; nothing was added"
-            )
-    taken = rows.select(Selection(external_ids=tuple(names)))
-    if len(taken):
-        raise DataError(
-            f"external ids: {rows.external_ids(taken[:1])[0]!r} is stored already (and "
-            f"{len(taken) - 1} others of this batch), expected new ones; nothing was "
-            "added. Leave them out, or delete the stored ones first"
-        )
-
-
+# Raw inputs that are embedded, and written, together.
 AT_ONCE = 256
-"""Inputs that are embedded, and written, together."""
+# Fingerprint of the model of a store that ends before the model, so is not compared.
+UNNAMED = "unnamed"
+# Names in a store's folder: the database, the folder of the saved index, the lock.
+DATABASE, INDEX, LOCK = "store.sqlite3", "index", "writer.lock"
+# Pauses between the attempts of `StoreReader.search`, in seconds.
+PAUSES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+_SPEC = TypeAdapter(StoreSpec)
+_SETTINGS = TypeAdapter(StoreSettings)
+_LOG = logging.getLogger(__name__)
+
+# From raw inputs (m, ...) to representations, float32 of shape (m, p).
 Embed = Callable[[Tensor], Tensor]
-"""From raw inputs (m, ...) to representations, float32 of shape (m, p)."""
+# Takes the number of examples that were embedded since the last call.
 OnProgress = Callable[[int], None]
-"""Is told how many more examples have an embedding."""
 
 
 class ReembeddingStopped(StoreError):
-    """The store was closed while it was embedded anew; what was done is kept."""
-
-
-PAUSES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-"""Before a search is tried again; see `StoreReader.search`."""
+    """The store was closed during a re-embedding; finished embeddings are kept."""
 
 
 class StoreReader:
     """n examples with their representations and labels, searched by distance.
 
-    Any number of threads may use one object. What another process changes is seen by
-    whatever is asked next. A store on disk belongs to the process that opened it: one
-    that is forked from it gets a `StoreError`.
+    Any number of threads may use one object. Each call sees the changes that another
+    process has committed before it. A store on disk belongs to the process that opened
+    it: one that is forked from it gets a `StoreError`.
     """
 
     def __init__(
@@ -180,13 +95,16 @@ class StoreReader:
         fingerprint: str | None = None,
         resources: contextlib.ExitStack | None = None,
     ) -> None:
-        self.spec, self.settings = spec, settings
-        self._rows, self._live = rows, live
+        self.spec = spec
+        self.settings = settings
+        self._rows = rows
+        self._live = live
         self._expected_model = fingerprint
         self._resources = resources or contextlib.ExitStack()
-        # Of a `Store`: one change, and one new set of embeddings, at a time.
-        self._changing, self._embedding = threading.RLock(), threading.Lock()
-        self._stopping = threading.Event()
+        # Of a `Store`: one change, and one re-embedding, at a time.
+        self._changing = threading.RLock()
+        self._embedding = threading.Lock()
+        self._stopping = threading.Event()  # set by `Store.close`
 
     def __len__(self) -> int:
         return len(self.contents())
@@ -209,16 +127,16 @@ class StoreReader:
 
     @property
     def fingerprint(self) -> str:
-        """Of the model that embedded what is searched."""
+        """Fingerprint of the model whose embeddings are searched."""
         return self._live.state.active.fingerprint
 
     @property
     def capacity(self) -> int | None:
-        """The most examples that are stored; None if that is not bounded."""
+        """The largest number of stored examples; None without a bound."""
         return self.settings.most_examples(self.spec, self.embedding_dim)
 
     def contents(self) -> Contents:
-        """Return ids, labels and times of arrival of what is stored."""
+        """Return ids, labels and times of arrival of the stored examples."""
         self._live.refresh()
         return self._live.view.contents
 
@@ -237,7 +155,7 @@ class StoreReader:
         return self._rows.external_ids(ids)
 
     def select(self, selection: Selection) -> Ids:
-        """Return the ids that the selection describes, ascending."""
+        """Return the ids of the selected examples, ascending."""
         return self._rows.select(selection)
 
     def search(
@@ -245,9 +163,9 @@ class StoreReader:
     ) -> Neighbors:
         """Return the k nearest examples of each query, float32 (m, p), or all n.
 
-        ``fingerprint`` is of the model that embedded the queries, by default that with
-        which the store was opened. `StoreMismatchError` if another one embedded the
-        store, or has embedded it anew meanwhile.
+        ``fingerprint`` is that of the model that embedded the queries, by default the
+        one given when the store was opened. `StoreMismatchError` if another model
+        embedded the store, or has re-embedded it since.
         """
         if num_neighbors < 1:
             raise ValueError(f"expected at least one neighbour, found {num_neighbors}")
@@ -255,7 +173,8 @@ class StoreReader:
             try:
                 return self._search(queries, num_neighbors, fingerprint)
             except ExamplesMissingError:
-                # Candidates that are compared by the database may have left it since.
+                # Another process deleted examples between the refresh and the read of
+                # their embeddings.
                 time.sleep(pause_s)
         return self._search(queries, num_neighbors, fingerprint)
 
@@ -270,10 +189,10 @@ class StoreReader:
             return view.search(queries, num_neighbors)
 
     def close(self) -> None:
-        """Give back what the store holds; it cannot be used any more.
+        """Close the files; the store cannot be used any more.
 
-        In a process that was forked meanwhile nothing is done: the files, and the
-        lock, belong to the process that opened them.
+        Does nothing in a process that was forked since: the files, and the lock, belong
+        to the process that opened them.
         """
         if not self._rows.is_inherited:
             self._resources.close()
@@ -286,34 +205,43 @@ class StoreReader:
             )
 
 
-def require_model(stored: str, found: str | None) -> None:
-    """Refuse a model (None is not asked about) that did not embed a store."""
-    if found is not None and found != stored:
+def _number_arrivals(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
+    """Give new examples ids above all earlier ids, and a time of arrival."""
+    # Not before the newest stored example: after a clock was set back, `fifo` would
+    # evict the new examples first.
+    now = max(time.time(), float(stored.arrivals.max(initial=0.0)))
+    return Contents(
+        np.arange(1, len(new) + 1, dtype=np.int64) + num_offered,
+        new.labels.numpy(),
+        np.full(len(new), now) if new.arrivals is None else new.arrivals.numpy(),
+    )
+
+
+def require_model(stored: str, fingerprint: str | None) -> None:
+    """Reject a model that did not embed the store; None is accepted."""
+    if fingerprint is not None and fingerprint != stored:
         raise StoreMismatchError(
             f"the store was embedded by the model {stored[:12]}, found the model "
-            f"{found[:12]}; distances between the two mean nothing. Give the run the "
-            "store was made with, or embed the store anew by the other one: knnper "
-            "store reembed"
+            f"{fingerprint[:12]}; distances between their embeddings mean nothing. "
+            "Give the run that the store was made with, or re-embed the store by the "
+            "other model: knnper store reembed"
         )
-
-
-_LOG = logging.getLogger(__name__)
 
 
 class Store(StoreReader):
     """A store that can be changed.
 
-    Made by `create_store` and `open_store` (on disk, one folder a client) or
-    `memory_store` (in memory), which differ in nothing but what is left when the
-    process ends. What `add` and `delete` have done when they return is done for good.
-    Searches, by other threads or processes, go on meanwhile.
+    `create_store` and `open_store` open one on disk (one folder for each client),
+    `memory_store` creates one in memory; both behave alike until the process ends.
+    Changes by `add` and `delete` are on disk when they return. Other threads and
+    processes can search during a change.
     """
 
     def add(self, new: NewExamples, fingerprint: str | None = None) -> Added:
-        """Store examples as the policy says: all that it says, or nothing.
+        """Store the examples that the policy keeps, in one transaction.
 
-        ``fingerprint`` is of the model that embedded them, by default that with which
-        the store was opened; it must be the one that embedded the store.
+        ``fingerprint`` is that of the model that embedded them, by default the one
+        given when the store was opened; it must be the model that embedded the store.
 
         Raises
         ------
@@ -328,49 +256,50 @@ class Store(StoreReader):
         with self._changing:
             self._live.refresh()
             require_model(self.fingerprint, fingerprint or self._expected_model)
-            _require_fitting(new, self.spec, self.embedding_dim)
+            require_new_examples(new, self.spec, self.embedding_dim)
             embeddings = new.embeddings.detach().numpy()
             if new.external_ids is not None:
-                _require_names(self._rows, new.external_ids, len(new))
-            head, stored = self._live.state, self._live.view.contents
-            offered = _arriving(new, head.stream.num_offered, stored)
+                require_external_ids(self._rows, new.external_ids, len(new))
+            state = self._live.state
+            stored = self._live.view.contents
+            offered = _number_arrivals(new, state.stream.num_offered, stored)
             decision = policy_of(self.settings.policy).decide(
-                stored,
-                offered,
-                head.stream,
-                self.capacity,
-                RandomKey(self.settings.seed, ("store",)),
+                stored=stored,
+                arriving=offered,
+                state=state.stream,
+                capacity=self.capacity,
+                key=RandomKey(self.settings.seed, ("store",)),
             )
-            kept = decision.kept
+            is_kept = decision.is_kept
             names = np.array(new.external_ids or [None] * len(new), dtype=object)
             change = Change(
                 stream=decision.state,
-                added=offered.take(kept),
-                embeddings=embeddings[kept],
-                version=head.active.number,
-                inputs=None if new.inputs is None else new.inputs.numpy()[kept],
-                external_ids=names[kept].tolist(),
+                added=offered.take(is_kept),
+                embeddings=embeddings[is_kept],
+                version=state.active.number,
+                inputs=None if new.inputs is None else new.inputs.numpy()[is_kept],
+                external_ids=names[is_kept].tolist(),
                 removed=decision.evicted,
             )
             self._live.apply(change)
             self._tidy_up()
-        return Added(np.where(decision.kept, offered.ids, -1), decision.evicted)
+        return Added(np.where(decision.is_kept, offered.ids, -1), decision.evicted)
 
     def delete(self, selection: Selection) -> Ids:
-        """Delete examples, and every trace of them; return their ids.
+        """Delete the selected examples and erase their bytes; return their ids.
 
-        They are never found again, and when this returns their bytes are in no file of
-        the store: the database is written anew, which takes as long as copying it, so
-        delete many examples at once.
+        When this returns, no file of the store holds their bytes. That rewrites the
+        whole database, which takes as long as copying it, so delete many examples at
+        once.
 
         Raises
         ------
         ValueError
-            If the selection describes all examples.
+            If the selection is empty, which would select all examples.
         NotErasedError
-            If the disk is full, or a reader keeps an older state of the files: the
-            examples are deleted, their bytes are erased when the store is opened or
-            compacted, or something is deleted, next.
+            If the disk is full, or another process reads an older state of the files.
+            The examples are deleted; their bytes are erased by the next opening,
+            compaction or deletion.
         """
         if selection == Selection():
             raise ValueError(
@@ -386,7 +315,7 @@ class Store(StoreReader):
                 return ids
             held = self._live.view.contents
             labels = held.labels[held.positions(ids)]
-            stream = forget(self._live.state.stream, labels)
+            stream = forget(self._live.state.stream, labels=labels)
             self._live.apply(Change(stream=stream, removed=ids, must_erase=True))
             self._live.forget()
         return ids
@@ -396,18 +325,17 @@ class Store(StoreReader):
     ) -> None:
         """Embed all raw inputs by another model, then search those embeddings.
 
-        Until then the store is searched, and added to, as before. What is done is kept
-        when the process is killed: the next call resumes there. The set of
-        embeddings before stays beside the new one, see `roll_back`; a set of any other
-        model is dropped.
+        Until then the store can be searched and added to as before. After a kill the
+        next call resumes with the examples that are left. The earlier embeddings are
+        kept for `roll_back`; those of any other model are dropped.
 
         Raises
         ------
         StoreError
-            If the store keeps no inputs, is closed meanwhile, or is being embedded
-            anew already.
+            If the store keeps no inputs, is closed during the call, or is being
+            re-embedded by another call.
         StoreFullError
-            If the budget does not hold all examples with embeddings of that size.
+            If the budget has no room for all examples with embeddings of that size.
         DataError
             If an embedding is not finite.
         """
@@ -419,25 +347,22 @@ class Store(StoreReader):
             self._require_room(version)
             index = self._live.built(version)
             with self._changing:
-                # What arrived since; few, so that nobody is held up for long.
+                # The few examples that arrived since; additions wait only for these.
                 version = self._fill(embed, fingerprint, on_progress)
                 self._live.switch(version, index)
 
     def _fill(self, embed: Embed, fingerprint: str, on_progress: OnProgress) -> Version:
-        """Embed by a model what has no embedding by it yet; return its version.
-
-        What is there already is not done again: a process that was killed, or a
-        version that is rolled back to, goes on where it was left.
-        """
-        known = {one.fingerprint: one for one in self._rows.versions()}
-        version, after = known.get(fingerprint), 0
+        """Embed the examples that a model has not embedded yet; return its version."""
+        known = {version.fingerprint: version for version in self._rows.versions()}
+        version = known.get(fingerprint)
+        after = 0  # the last id that this call embedded
         while True:
             if self._stopping.is_set():
                 raise ReembeddingStopped(
-                    "the store was closed while it was embedded anew; start again to "
-                    "go on from where it was left"
+                    "the store was closed while it was re-embedded; start again to "
+                    "embed the examples that are left"
                 )
-            # At one moment: an example may leave between the two reads.
+            # One snapshot: an example may be deleted between the two reads.
             with self._rows.reading():
                 if version is None:
                     ids = self._rows.contents(after).ids[:AT_ONCE]
@@ -465,12 +390,11 @@ class Store(StoreReader):
             version = known.get(self._live.state.previous or 0)
             if version is None:
                 raise StoreError(
-                    "there is nothing to roll back to: the store was never embedded "
-                    "anew"
+                    "there is nothing to roll back to: the store was never re-embedded"
                 )
             if len(self._rows.without_vector(version.number, 0, 1)):
                 raise StoreError(
-                    "examples arrived after the store was embedded anew; the model "
+                    "examples arrived after the store was re-embedded; the model "
                     f"{version.fingerprint} must embed them before the store goes back "
                     "to it: call reembed with that model"
                 )
@@ -478,19 +402,19 @@ class Store(StoreReader):
             self._live.switch(version, self._live.built(version))
 
     def serialized(self) -> bytes:
-        """Return all that is stored, and what the policy remembers, as bytes.
+        """Return the whole store, with the state of its policy, as bytes.
 
-        `restored_store` makes a store in memory of them, `write_store` one on disk.
+        `restored_store` creates a store in memory from them, `write_store` one on disk.
         """
         return self._rows.serialized()
 
     def save(self) -> None:
-        """Save the index, so that the next opening need not build it."""
+        """Save the index, so that the next opening reads it instead of building it."""
         with self._changing:
             self._live.save()
 
     def compact(self) -> None:
-        """Give free space back to the disk, build the index anew, and save it."""
+        """Give free space back to the disk, rebuild the index, and save it."""
         with self._changing:
             self._live.forget()
             if self._live.view.index.forgets:
@@ -498,24 +422,24 @@ class Store(StoreReader):
             self._live.save()
 
     def close(self) -> None:
-        """Save what is worth it and let others write; the store cannot be used.
+        """Save the index and release the lock; the store cannot be used any more.
 
-        In a process that was forked meanwhile nothing is done.
+        Does nothing in a process that was forked since.
         """
         if self._rows.is_inherited:
             return
         self._stopping.set()
-        # A thread that embeds anew ends after its batch.
+        # A thread that re-embeds ends after its batch.
         with self._embedding, self._changing, self._resources:
             if self._live.num_unsaved:
                 self._live.save()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep a second set of embeddings from being made, or dropped, meanwhile."""
+        """Reject a second re-embedding or roll-back during the block."""
         if not self._embedding.acquire(blocking=False):
             raise StoreError(
-                "the store is being embedded anew; wait for that to end, or close the "
+                "the store is being re-embedded; wait for that to end, or close the "
                 "store to stop it"
             )
         try:
@@ -534,32 +458,27 @@ class Store(StoreReader):
             )
 
     def _tidy_up(self) -> None:
-        """Do what may follow an addition; that it cannot be done is no error of it."""
+        """Rebuild, save or compact after an addition, which succeeds in any case."""
         budget = self.settings.budget_mb
         try:
             if self._live.view.index.is_outgrown:
                 self._live.rebuild()
             self._live.save_if_outdated()
-            # A second set of embeddings is not counted, and does not go away by this.
+            # A second set of embeddings does not count, and compacting keeps it.
             if budget is not None and len(self._rows.versions()) == 1:
                 index_bytes = len(self) * self.settings.index_bytes(self.embedding_dim)
-                # Evicted examples leave holes, which are closed once they are too many.
+                # Evicted examples leave unused space, removed once it is too much.
                 if self._rows.num_bytes() + index_bytes > budget * 1e6:
                     self._rows.compact()
         except StoreError as error:
-            _LOG.warning("the store is not tidied up: %s", error)
-
-
-DATABASE, INDEX, LOCK = "store.sqlite3", "index", "writer.lock"
-_SPEC = TypeAdapter(StoreSpec)
-_SETTINGS = TypeAdapter(StoreSettings)
+            _LOG.warning("the store is not compacted: %s", error)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a store was made for, as its database says."""
+    """The id, specification and settings of a store, from its database."""
 
-    store_id: str  # unlike any other store's
+    store_id: str  # different for each store
     created: float  # seconds since 1970 (UTC)
     spec: StoreSpec
     settings: StoreSettings
@@ -572,10 +491,10 @@ def create_store(
     fingerprint: str,
     settings: StoreSettings | None = None,
 ) -> Store:
-    """Return a new, empty store in ``folder``, open to write.
+    """Create an empty store in ``folder`` and open it for writing.
 
-    The folder must not exist, or be empty. ``fingerprint`` is of the model that embeds
-    what is added, with ``embedding_dim`` numbers each.
+    The folder must be empty or not exist. ``fingerprint`` is that of the model that
+    will embed the examples, with ``embedding_dim`` numbers each.
     """
     row = _new_row(spec, embedding_dim, settings)
     with new_folder(folder) as draft:
@@ -590,11 +509,11 @@ def create_store(
 
 
 def new_folder(folder: Path) -> contextlib.AbstractContextManager[Path]:
-    """Return a block that fills a folder, which becomes ``folder`` if nothing fails."""
+    """Yield a draft that becomes ``folder`` after the block, unless the block fails."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(
             f"{folder} is not empty; expected a new folder for the store. Give another "
-            "one, or open the store that is there"
+            "folder, or open the store in this one"
         )
     return whole_folder(folder)
 
@@ -612,26 +531,26 @@ def open_store(
 def open_store(
     folder: Path, *, writable: bool = False, fingerprint: str | None = None
 ) -> StoreReader:
-    """Return the store in ``folder``; ``writable`` to be changed, by one process.
+    """Open the store in ``folder``; only one process can open it as ``writable``.
 
-    ``fingerprint`` is of the model that embeds the queries; None does not ask.
+    ``fingerprint`` is that of the model that embeds the queries; None is not checked.
 
     Raises
     ------
     StoreError
         If there is no store.
     StoreBusyError
-        If another process writes.
+        If another process has opened it for writing.
     StoreMismatchError
         If another model embedded the store.
     StoreDamagedError
-        If the files are not what was written.
+        If the files are damaged.
     """
-    with contextlib.ExitStack() as held:
-        identity, rows = held.enter_context(open_rows(folder, writable=writable))
+    with contextlib.ExitStack() as stack:
+        identity, rows = stack.enter_context(open_rows(folder, writable=writable))
         cache = IndexCache(folder / INDEX, rows)
         if writable:
-            _tidy_up(rows, cache)
+            _finish_interrupted(rows, cache)
         live = LiveView(rows, cache, identity.settings.index)
         require_model(live.state.active.fingerprint, fingerprint)
         return (Store if writable else StoreReader)(
@@ -640,7 +559,7 @@ def open_store(
             identity.spec,
             identity.settings,
             fingerprint=fingerprint,
-            resources=held.pop_all(),
+            resources=stack.pop_all(),
         )
 
 
@@ -648,22 +567,23 @@ def open_store(
 def open_rows(
     folder: Path, *, writable: bool = False
 ) -> Iterator[tuple[Identity, Rows]]:
-    """Yield what a store was made for, and its rows, without the index."""
+    """Open the database of a store without its index; yield identity and rows."""
     require_database(folder)
     path = folder / DATABASE
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if writable:
-            held.callback(writer_lock(folder / LOCK).release)
+            stack.callback(writer_lock(folder / LOCK).release)
         identity = read_identity(folder)
         layout = identity.spec.input
         if writable:
-            writer, witness = connect(path, writable=True), Witness(folder)
-            held.callback(witness.close)
+            writer = connect(path, writable=True)
+            acknowledgements = AcknowledgedFile(folder)
+            stack.callback(acknowledgements.close)
             reader = connect(path, writable=False)
-            rows = Rows(path, layout, reader, writer, witness.write)
+            rows = Rows(path, layout, reader, writer, acknowledgements.write)
         else:
             rows = Rows(path, layout, connect(path, writable=False), None)
-        held.callback(rows.close)
+        stack.callback(rows.close)
         yield identity, rows
 
 
@@ -671,13 +591,15 @@ def read_identity(folder: Path) -> Identity:
     """Read the specification and settings of the store in ``folder``."""
     require_database(folder)
     path = folder / DATABASE
-    # Read before the database: a writer may acknowledge further changes meanwhile.
+    # Read before the database: a writer may add changes to both between the reads.
     acknowledged = Acknowledged.read(folder)
     with open_reader(path) as connection, transaction(connection, path, writing=False):
         require_tables(connection, path)
         row = StoreRow.read(connection, path)
     if row.store_id != acknowledged.store_id:
-        raise database_damaged(path, "the files in its folder are of different stores")
+        raise database_damaged(
+            path, "the files in its folder belong to different stores"
+        )
     if row.num_changes < acknowledged.num_changes:
         raise database_damaged(
             path,
@@ -688,7 +610,7 @@ def read_identity(folder: Path) -> Identity:
 
 
 def identity_of(row: StoreRow) -> Identity:
-    """Return what a store was made for, as its row says."""
+    """Parse the specification and settings in a store's row."""
     try:
         spec = _SPEC.validate_json(row.spec)
         settings = _SETTINGS.validate_json(row.settings)
@@ -699,14 +621,14 @@ def identity_of(row: StoreRow) -> Identity:
         ) from error
     if len(row.stream_state.num_seen) != spec.num_classes:
         raise StoreDamagedError(
-            f"the store says that it has {spec.num_classes} classes, but has seen "
-            f"examples of {len(row.stream_state.num_seen)}; restore it from a backup"
+            f"the store has {spec.num_classes} classes, but its policy has counted "
+            f"{len(row.stream_state.num_seen)}; restore it from a backup"
         )
     return Identity(row.store_id, row.created, spec, settings)
 
 
 def require_database(folder: Path) -> None:
-    """Refuse a folder without a store, or with what may lead out of it."""
+    """Reject a folder without a store, or a link that may lead elsewhere."""
     try:
         require_plain(folder)
     except OSError as error:
@@ -719,11 +641,13 @@ def require_database(folder: Path) -> None:
 
 
 def configure_store(folder: Path, settings: StoreSettings) -> None:
-    """Change the settings of a store; another index is built when it is opened next."""
+    """Change the settings of a store; the next opening builds a changed index."""
     with open_rows(folder, writable=True) as (identity, rows):
-        spec, dim = identity.spec, rows.state().active.embedding_dim
+        spec = identity.spec
+        dim = rows.state().active.embedding_dim
         require_settings(settings, spec, dim)
-        most, num_stored = settings.most_examples(spec, dim), len(rows.contents())
+        most = settings.most_examples(spec, dim)
+        num_stored = len(rows.contents())
         if most is not None and most < num_stored:
             raise StoreError(
                 f"found room for {most} examples in the new settings, expected at "
@@ -733,8 +657,8 @@ def configure_store(folder: Path, settings: StoreSettings) -> None:
             row.settings = _SETTINGS.dump_json(settings).decode()
 
 
-def _tidy_up(rows: Rows, cache: IndexCache) -> None:
-    """Finish what a writer that was killed had begun."""
+def _finish_interrupted(rows: Rows, cache: IndexCache) -> None:
+    """Finish the writes, erasures and saves of a writer that was killed."""
     rows.recover()
     if rows.row().erasing:
         cache.clear()
@@ -757,17 +681,13 @@ def _new_row(
     return row
 
 
-UNNAMED = "unnamed"
-"""Fingerprint of a model that nobody asks about: the store ends before the model."""
-
-
 def memory_store(
     embeddings: Tensor,
     labels: Tensor,
     num_classes: int,
     settings: StoreSettings | None = None,
 ) -> Store:
-    """Return a store in memory that holds these examples, as far as its policy keeps.
+    """Create a store in memory with those of the examples that its policy keeps.
 
     ``embeddings`` are float32 of shape (n, p), ``labels`` int64 (n,) in [0, c).
     """
@@ -780,7 +700,7 @@ def memory_store(
 
 
 def restored_store(content: bytes) -> Store:
-    """Return a store in memory, of what `Store.serialized` returned."""
+    """Create a store in memory from the bytes of `Store.serialized`."""
     rows = Rows.restored(content, None)
     identity = identity_of(rows.row())
     if identity.spec.input is not None:
@@ -790,7 +710,7 @@ def restored_store(content: bytes) -> Store:
 
 
 def write_store(folder: Path, content: bytes) -> None:
-    """Write a store to a new folder, of what `Store.serialized` returned."""
+    """Write the bytes of `Store.serialized` to a new folder as a store."""
     row = Rows.restored(content, None).row()
     with new_folder(folder) as draft:
         write_atomically(draft / DATABASE, content)
@@ -803,7 +723,7 @@ def empty_memory_store(
     fingerprint: str,
     settings: StoreSettings | None = None,
 ) -> Store:
-    """Return an empty store in memory; see `create_store`."""
+    """Create an empty store in memory; see `create_store`."""
     row = _new_row(spec, embedding_dim, settings)
     rows = Rows.in_memory(row, spec.input, fingerprint, embedding_dim)
     settings = settings or StoreSettings()

@@ -58,6 +58,13 @@ from knnper.datastore.tables import (
 from knnper.files import lock_holder
 
 _LOG = logging.getLogger(__name__)
+# The files of a store's folder.
+_STORE_FILES = frozenset(
+    (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", ACKNOWLEDGED, INDEX, LOCK)
+)
+# The files of its index folder. An interrupted save may leave several; the next process
+# that opens the store for writing removes them.
+_INDEX_FILES = (MANIFEST, f".{MANIFEST}.draft", "*.index")
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,11 @@ class Salvage:
     Attributes
     ----------
     num_saved
-        Examples whose every byte is as written.
+        Intact examples, which were copied.
     lost
-        Ids of examples of which something is damaged or missing.
+        Ids of damaged or incomplete examples.
     num_missing
-        Acknowledged examples of which nothing is left.
+        Acknowledged examples without any row left.
     num_changes_missing
         Acknowledged changes that are not in the database.
     """
@@ -118,7 +125,7 @@ def readable_part(folder: Path) -> Salvage:
 
 @contextlib.contextmanager
 def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
-    """Read a damaged store from a copy in ``scratch``, as SQLite changes the log."""
+    """Read a damaged store from a copy in ``scratch``: SQLite changes the log."""
     require_database(folder)
     if lock_holder(folder / LOCK) is not None:
         raise StoreBusyError(f"a process writes to {folder}; stop it first")
@@ -143,13 +150,13 @@ def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
             raise StoreDamagedError(
                 f"nothing of {folder} can be copied, because its tables, its settings "
                 "or its model cannot be read; restore the folder from a backup, or "
-                "create the store anew"
+                "create a new store"
             ) from error
         yield remains
 
 
 class _Remains:
-    """The readable rows of a damaged database; checksums tell which are as written."""
+    """The readable rows of a damaged database; checksums show which are intact."""
 
     def __init__(
         self,
@@ -170,8 +177,9 @@ class _Remains:
         self._num_saved, self._lost = 0, list[int]()
 
     def changes(self) -> Iterator[Change]:
-        """Yield additions of the examples that are as written, some at a time."""
-        spec, dim = identity_of(self.row).spec, self.version.embedding_dim
+        """Yield additions of the intact examples, `ROWS_AT_ONCE` at a time."""
+        spec = identity_of(self.row).spec
+        dim = self.version.embedding_dim
         layout = spec.input
         table = vectors_table(self.version.number)
         sizes = {table: 4 * dim}
@@ -179,19 +187,19 @@ class _Remains:
             sizes["inputs"] = spec.input_bytes
         stream = self.row.stream_state
         if self._acknowledged is not None:
-            # No id is given again.
+            # Ids of lost examples are not used again.
             last = max(stream.num_offered, self._acknowledged.num_offered)
             stream = replace(stream, num_offered=last)
         examples = {
             number: (name, label, arrival)
-            for number, name, label, arrival, checksum in self._rows(
+            for number, name, label, arrival, checksum in self._readable_rows(
                 "id, external_id, label, arrival, checksum", "examples"
             )
             if row_checksum(number, name, label, arrival) == checksum
         }
         ids = set(examples)
         for name in ("examples", *sizes):
-            ids.update(number for (number,) in self._rows("id", name))
+            ids.update(number for (number,) in self._readable_rows("id", name))
         ordered = sorted(ids)
         for first in range(0, len(ordered), ROWS_AT_ONCE):
             intact = list[int]()
@@ -216,7 +224,7 @@ class _Remains:
                 inputs = flat.reshape(-1, *layout.shape)
             yield Change(
                 stream=stream,
-                added=as_contents((one, *examples[one][1:]) for one in intact),
+                added=as_contents((number, *examples[number][1:]) for number in intact),
                 embeddings=vectors.reshape(-1, dim),
                 inputs=inputs,
                 external_ids=[examples[number][0] for number in intact],
@@ -233,7 +241,7 @@ class _Remains:
             max(0, expected.num_changes - self.row.num_changes),
         )
 
-    def _rows(self, columns: str, table: str) -> Iterator[tuple[Any, ...]]:
+    def _readable_rows(self, columns: str, table: str) -> Iterator[tuple[Any, ...]]:
         """Read rows from both ends of a table, up to its damaged part."""
         for order in ("ASC", "DESC"):
             query = f"SELECT {columns} FROM {table} ORDER BY id {order}"
@@ -244,7 +252,7 @@ class _Remains:
     def _contents(
         self, number: int, label: int, sizes: Mapping[str, int]
     ) -> dict[str, bytes] | None:
-        """Read the bytes of an example by table; None if any are not as written."""
+        """Read the bytes of an example by table; None if any are damaged."""
         contents = {}
         for table, size in sizes.items():
             column = "input" if table == "inputs" else "vector"
@@ -262,74 +270,75 @@ class _Remains:
 
 
 def delete_examples(folder: Path, ids: Ids) -> None:
-    """Delete stored examples, and every trace of them; see `Store.delete`.
+    """Delete stored examples and erase their bytes; see `Store.delete`.
 
-    An example whose embedding or label is damaged may keep the store from being opened,
-    or from deleting anything. It is then taken out of the database alone, and the index
-    is built anew when the store is opened next.
+    A damaged embedding or label may prevent opening the store, or deleting from it. The
+    examples are then removed from the database without opening the index, and the next
+    opening rebuilds that.
     """
     try:
         with open_store(folder, writable=True) as store:
             store.delete(Selection(ids=tuple(ids.tolist())))
             return
     except StoreDamagedError as error:
-        _LOG.info("the store is not opened to delete from it: %s", error)
+        _LOG.info("examples are deleted without opening the store: %s", error)
     _delete_unopened(folder, ids)
 
 
 def _delete_unopened(folder: Path, ids: Ids) -> None:
     with open_rows(folder, writable=True) as (_, rows):
-        stream, labels = rows.state().stream, rows.unchecked_labels(ids)
+        stream = rows.state().stream
         num_classes = len(stream.num_seen)
-        # As far as its labels can be believed.
-        known = [
-            one for one in labels if isinstance(one, int) and 0 <= one < num_classes
+        # Labels may be damaged: the policy forgets only possible numbers of examples.
+        labels = [
+            label
+            for label in rows.unchecked_labels(ids)
+            if isinstance(label, int) and 0 <= label < num_classes
         ]
-        counts = np.bincount(np.array(known, np.int64), minlength=num_classes)
+        counts = np.bincount(np.array(labels, np.int64), minlength=num_classes)
         counts = np.minimum(counts, stream.num_seen)
-        left = forget(stream, np.repeat(np.arange(num_classes), counts))
-        rows.apply(Change(stream=left, removed=ids, must_erase=True))
+        stream = forget(stream, np.repeat(np.arange(num_classes), counts))
+        rows.apply(Change(stream=stream, removed=ids, must_erase=True))
         IndexCache(folder / INDEX, rows).clear()
         rows.erase_removed()
 
 
-OWN = frozenset(
-    (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", ACKNOWLEDGED, INDEX, LOCK)
-)
-OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
-"""Some may be of a save that was cut short; whoever writes next removes them."""
+@dataclass(frozen=True)
+class StoreFinding:
+    """A problem of a store, and its fix."""
+
+    problem: str
+    fix: str
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong."""
+class StoreReport:
+    """The problems that `verify` found, and the numbers that it counted."""
 
-    what: str
-    mend: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What `verify` found."""
-
-    findings: tuple[Finding, ...]
+    findings: tuple[StoreFinding, ...]
     num_examples: int = 0
     num_rows: int = 0
-    saving: Salvage | None = None
+    salvage: Salvage | None = None  # the outcome of copying the readable part
 
 
-def verify(folder: Path) -> Verdict:
-    """Check the database, all checksums, labels, embeddings, the saved index, files."""
-    verdict, inside = _verdict(folder), folder / INDEX
-    found = [*folder.iterdir(), *(inside.iterdir() if inside.is_dir() else ())]
-    strange = (
-        Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
-        for path in sorted(path for path in found if not is_own(folder, path))
+def verify(folder: Path) -> StoreReport:
+    """Check the database with all checksums, the saved index, and all files."""
+    report = _check_content(folder)
+    index_folder = folder / INDEX
+    paths = list(folder.iterdir())
+    if index_folder.is_dir():
+        paths.extend(index_folder.iterdir())
+    foreign = (
+        StoreFinding(
+            f"{path} does not belong to the store", "move it elsewhere, or remove it"
+        )
+        for path in sorted(paths)
+        if not belongs_to_store(folder, path)
     )
-    return replace(verdict, findings=(*verdict.findings, *strange))
+    return replace(report, findings=(*report.findings, *foreign))
 
 
-def _verdict(folder: Path) -> Verdict:
+def _check_content(folder: Path) -> StoreReport:
     try:
         with (
             open_rows(folder) as (identity, rows),
@@ -338,36 +347,38 @@ def _verdict(folder: Path) -> Verdict:
             connection.execute("BEGIN")
             check = DatabaseCheck(folder, identity.spec, connection, rows)
             findings = tuple(check.findings())
-            counted = check.num_examples(), check.num_rows()
+            counts = (check.num_examples(), check.num_rows())
             connection.execute("ROLLBACK")
             if not findings:
-                mend = f"knnper store rewrite {folder} builds it anew"
                 of_index = (
-                    Finding(f"the saved index {what}", mend)
-                    for what in _index_faults(folder / INDEX, identity, rows)
+                    StoreFinding(
+                        f"the saved index {problem}",
+                        f"knnper store rewrite {folder} rebuilds it",
+                    )
+                    for problem in _index_problems(folder / INDEX, identity, rows)
                 )
-                return Verdict((*check.erasure(), *of_index), *counted)
+                return StoreReport((*check.erasure(), *of_index), *counts)
     except StoreDamagedError as error:
-        findings = (Finding(error.problem or str(error), to_restore(folder)),)
-        counted = 0, 0
-    saving = None
-    # A process may write, or nothing can be read.
+        findings = (StoreFinding(error.problem or str(error), to_restore(folder)),)
+        counts = (0, 0)
+    salvageable = None
+    # Another process may be writing, or no row can be read.
     with contextlib.suppress(StoreError, OSError):
-        saving = readable_part(folder)
-    return Verdict(findings, *counted, saving)
+        salvageable = readable_part(folder)
+    return StoreReport(findings, *counts, salvageable)
 
 
 @dataclass(frozen=True)
 class DatabaseCheck:
-    """The checks of one database, all of which see the same moment."""
+    """The checks of a database, all on one snapshot."""
 
     folder: Path
     spec: StoreSpec
     connection: sqlite3.Connection
     rows: Rows
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong; of a broken database, nothing but that it is."""
+    def findings(self) -> Iterator[StoreFinding]:
+        """Yield the problems; a broken database is reported without details."""
         broken = [row[0] for row in self._query("PRAGMA integrity_check(10)")]
         if broken != ["ok"]:
             yield self._lost(f"the database is damaged: {'; '.join(broken)}")
@@ -386,26 +397,27 @@ class DatabaseCheck:
         yield from self._small_rows()
 
     def num_examples(self) -> int:
-        """Return N."""
+        """Return the number of stored examples."""
         return int(self._query("SELECT count(*) FROM examples")[0][0])
 
     def num_rows(self) -> int:
-        """Return the number of inputs and of embeddings of all versions."""
+        """Return the number of inputs and of embeddings, over all versions."""
         return sum(
             int(self._query(f"SELECT count(*) FROM {table}")[0][0])
             for table in blob_tables(self.connection)
         )
 
-    def erasure(self) -> Iterator[Finding]:
-        """Yield that deleted examples may have left bytes, if so."""
+    def erasure(self) -> Iterator[StoreFinding]:
+        """Yield a problem if bytes of deleted examples may be left."""
         if self._query("SELECT erasing FROM store")[0][0]:
-            yield Finding(
-                "an erasure was cut short: bytes of deleted examples may be in the "
+            yield StoreFinding(
+                "an erasure was interrupted: bytes of deleted examples may be in the "
                 "files",
-                f"end whoever reads the store, then knnper store rewrite {self.folder}",
+                "end all processes that read the store, then knnper store rewrite "
+                f"{self.folder}",
             )
 
-    def _small_rows(self) -> Iterator[Finding]:
+    def _small_rows(self) -> Iterator[StoreFinding]:
         wrong = damaged_examples(self.connection)
         if wrong:
             yield self._damage(
@@ -418,19 +430,19 @@ class DatabaseCheck:
         except StoreDamagedError as error:
             yield self._lost(error.problem)
 
-    def _content(self, table: str) -> Iterator[Finding]:
+    def _content(self, table: str) -> Iterator[StoreFinding]:
         orphans = self._ids(
             f"SELECT id FROM {table} WHERE id NOT IN (SELECT id FROM examples)"
         )
         if orphans:
-            yield self._lost(f"{table} has rows of no example: {named(orphans)}")
+            yield self._lost(f"{table} has rows without an example: {named(orphans)}")
         wrong = {*damaged_blobs(self.connection, table), *self._misfits(table)}
         wrong -= set(orphans)
         if wrong:
             yield self._damage(f"{table} is not what was written", sorted(wrong))
 
     def _misfits(self, table: str) -> Iterator[int]:
-        """Yield the ids of rows of a wrong length, or with numbers not finite."""
+        """Yield the ids of rows with a wrong length or a number that is not finite."""
         expected = self.spec.input_bytes
         is_vector = table != "inputs"
         if is_vector:
@@ -445,12 +457,14 @@ class DatabaseCheck:
             ):
                 yield example
 
-    def _damage(self, what: str, ids: Sequence[object]) -> Finding:
-        found = f"{len(ids)} examples: {what}: {named(ids)}"
-        return Finding(found, to_delete(self.folder, ids))
+    def _damage(self, problem: str, ids: Sequence[object]) -> StoreFinding:
+        return StoreFinding(
+            f"{len(ids)} examples: {problem}: {named(ids)}",
+            to_delete(self.folder, ids),
+        )
 
-    def _lost(self, what: str) -> Finding:
-        return Finding(what, to_restore(self.folder))
+    def _lost(self, problem: str) -> StoreFinding:
+        return StoreFinding(problem, to_restore(self.folder))
 
     def _ids(self, statement: str) -> list[int]:
         return [row[0] for row in self._query(statement)]
@@ -459,16 +473,16 @@ class DatabaseCheck:
         return self.connection.execute(statement, values).fetchall()
 
 
-def is_own(folder: Path, path: Path) -> bool:
-    """Return whether what lies at ``path`` in a store's folder is the store's."""
+def belongs_to_store(folder: Path, path: Path) -> bool:
+    """Return whether ``path`` in a store's folder is one of the store's files."""
     parts = path.relative_to(folder).parts
     if parts[0] != INDEX or len(parts) == 1:
-        return parts[0] in OWN and len(parts) == 1
+        return parts[0] in _STORE_FILES and len(parts) == 1
     is_file = len(parts) == 2 and not path.is_dir()
-    return is_file and any(path.match(pattern) for pattern in OWN_OF_INDEX)
+    return is_file and any(path.match(pattern) for pattern in _INDEX_FILES)
 
 
-def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]:
+def _index_problems(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]:
     cache = IndexCache(folder, rows)
     try:
         manifest = cache.manifest()
@@ -486,21 +500,24 @@ def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]
     with rows.reading():
         active = rows.state().active
         settings = identity.settings.index
-        if cache.distrust(active, settings) is not None:
+        if cache.problem(active, settings) is not None:
             return
         try:
             index = settings.read(file, active.embedding_dim)
         except StoreDamagedError as error:
             yield f"cannot be read: {error}"
             return
-        yield from _content_faults(index, rows)
+        yield from _content_problems(index, rows)
 
 
-def _content_faults(index: VectorIndex, rows: Rows) -> Iterator[str]:
-    """Yield how an index contradicts the rows; it may lack some, or have old ones."""
+def _content_problems(index: VectorIndex, rows: Rows) -> Iterator[str]:
+    """Yield contradictions between an index and the database.
+
+    The index may lack new examples and contain deleted examples: opening corrects that.
+    """
     unknown = index.ids[index.ids > rows.state().stream.num_offered]
     if len(unknown):
-        yield f"has examples that never were: {named(unknown.tolist())}"
+        yield f"has examples that were never stored: {named(unknown.tolist())}"
     if not index.keeps_vectors:
         return
     ids = np.intersect1d(index.ids, rows.contents().ids)
@@ -508,6 +525,6 @@ def _content_faults(index: VectorIndex, rows: Rows) -> Iterator[str]:
         stored = rows.vectors(part, rows.state().active.number)
         differs = (index.vectors(part) != stored).any(axis=1)
         if differs.any():
-            found = named(part[differs].tolist())
-            yield f"has other embeddings than the database: {found}"
+            examples = named(part[differs].tolist())
+            yield f"has other embeddings than the database: {examples}"
             return

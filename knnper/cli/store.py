@@ -16,12 +16,13 @@ from knnper.cli.options import AsJson, set_option
 from knnper.cli.terminal import print_json, print_table, say, tell
 from knnper.errors import DataError
 
-# What loads torch is imported inside the commands: `knnper --help` need not wait.
+# Modules that load torch are imported inside the commands, so that `knnper --help` is
+# fast.
 if TYPE_CHECKING:
     from knnper.datastore.examples import Ids as StoredIds
     from knnper.datastore.examples import Selection, StoreSpec
     from knnper.datastore.policy import StoreSettings
-    from knnper.datastore.transfer import Summary
+    from knnper.datastore.transfer import StoreSummary
     from knnper.datastore.verify import Salvage
 
 StoreFolder = Annotated[
@@ -38,7 +39,6 @@ Changes = Annotated[
     list[str] | None, set_option("'index={name: factory, factory: SQ8, rerank: 4}'")
 ]
 
-SHOWN = 10  # so many lines of one sort are shown
 store = typer.Typer(
     name="store",
     no_args_is_help=True,
@@ -49,10 +49,10 @@ store = typer.Typer(
 def store_settings(
     document: Mapping[str, Any], changes: Sequence[str]
 ) -> "StoreSettings":
-    """Return the settings of ``document`` with changes ``KEY=VALUE``.
+    """Apply the changes ``KEY=VALUE`` to settings, and validate them.
 
-    A change of ``index.name`` alone replaces the section: parameters of one kind mean
-    nothing to another.
+    A change of ``index.name`` replaces the whole section, because kinds of index have
+    different parameters.
     """
     from knnper.datastore.policy import StoreSettings
     from knnper.errors import ConfigError
@@ -60,10 +60,10 @@ def store_settings(
 
     problems: list[Any] = []
     overrides = parse_overrides(changes, problems)
-    begun = dict(document)
-    if any(one.path == ("index", "name") for one in overrides):
-        begun.pop("index", None)
-    merged = apply_overrides(begun, overrides, problems)
+    base = dict(document)
+    if any(override.path == ("index", "name") for override in overrides):
+        base.pop("index", None)
+    merged = apply_overrides(base, overrides, problems)
     settings = parse_settings(StoreSettings, merged, "store", problems)
     if settings is None or problems:
         raise ConfigError(problems, "the store's settings")
@@ -77,7 +77,7 @@ def create(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="What stays: concatenate, fixed, fifo, reservoir or class_balanced.",
+            help="Eviction: concatenate, fixed, fifo, reservoir or class_balanced.",
             show_default="concatenate",
         ),
     ] = None,
@@ -91,7 +91,8 @@ def create(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the policy's choices.", show_default="0")
+        int | None,
+        typer.Option(help="Seed of the policy's random choices.", show_default="0"),
     ] = None,
     index: Annotated[
         str | None,
@@ -106,12 +107,12 @@ def create(
         bool,
         typer.Option(
             "--no-inputs",
-            help="Keep no raw inputs: another model will need the examples again.",
+            help="Keep no raw inputs; the store then cannot be re-embedded.",
         ),
     ] = False,
 ) -> None:
-    """Create an empty store for what a run's model embeds."""
-    given = {
+    """Create an empty store for embeddings by a run's model."""
+    options = {
         "policy": policy,
         "capacity": capacity,
         "budget_mb": budget_mb,
@@ -120,7 +121,7 @@ def create(
         "index.factory": None if index == "flat" else index,
     }
     shorthands = [
-        f"{name}={value}" for name, value in given.items() if value is not None
+        f"{name}={value}" for name, value in options.items() if value is not None
     ]
     settings = store_settings({}, [*shorthands, *(changes or ())])
     from knnper.datastore.examples import InputLayout, StoreSpec
@@ -129,8 +130,11 @@ def create(
 
     model = find_model(run)
     layout = InputLayout(model.spec.image_shape, model.spec.stored_dtype)
-    kept = None if without_inputs else layout
-    spec = StoreSpec(model.spec.num_classes, kept, model.class_names)
+    spec = StoreSpec(
+        num_classes=model.spec.num_classes,
+        input=None if without_inputs else layout,
+        class_names=model.class_names,
+    )
     create_store(folder, spec, model.embedding_dim, model.fingerprint, settings).close()
     say(f"{folder} is an empty store for the model {model.fingerprint[:12]} of {run}")
 
@@ -149,60 +153,67 @@ def add(
     run: ModelRun,
     as_json: AsJson = False,
 ) -> None:
-    """Embed examples and store them; what is stored already is passed over."""
+    """Embed and store examples; skip those that are stored already."""
     from knnper.datastore.store import open_store, read_identity
     from knnper.datastore.transfer import fill, open_source
     from knnper.simulation.trained_model import find_model
 
     spec = read_identity(folder).spec
     model = find_model(run)
-    found = open_source(
+    examples = open_source(
         source, model.spec.image_shape, spec.class_names, spec.num_classes
     )
     with (
         open_store(folder, writable=True, fingerprint=model.fingerprint) as opened,
         counter("examples", is_kept=True) as progress,
     ):
-        told = progress.start, progress.advance
-        filled = fill(opened, found, model.embed, model.fingerprint, *told)
+        filled = fill(
+            opened,
+            examples,
+            embed=model.embed,
+            fingerprint=model.fingerprint,
+            on_start=progress.start,
+            on_progress=progress.advance,
+        )
         num_examples = len(opened)
     if as_json:
         print_json({**asdict(filled), "num_examples": num_examples})
         return
-    parts = {
+    counts = {
         "offered": filled.num_offered,
         "stored now": filled.num_stored,
-        "refused or evicted by the policy": filled.num_not_kept,
-        "from before evicted to make room": filled.num_evicted,
-        "passed over, stored already by name": filled.num_skipped,
+        "rejected or evicted by the policy": filled.num_not_kept,
+        "older examples evicted to make room": filled.num_evicted,
+        "skipped, stored already by name": filled.num_skipped,
         "left out, no images": filled.num_ignored,
     }
-    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number)
-    say(f"{said}; {folder} holds {counted(num_examples, 'example')}")
+    outcome = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
+    say(f"{outcome}; {folder} holds {counted(num_examples, 'example')}")
 
 
 @store.command()
 def info(folder: StoreFolder, as_json: AsJson = False) -> None:
-    """Show what a store is, holds and takes."""
+    """Show the settings, examples, models and files of a store."""
     from knnper.datastore.transfer import summarize
 
     summary = summarize(folder)
     if as_json:
-        left = {"num_examples": summary.num_examples, "num_free": summary.num_free}
-        print_json({**to_jsonable_python(summary), **left})
+        totals = {"num_examples": summary.num_examples, "num_free": summary.num_free}
+        print_json({**to_jsonable_python(summary), **totals})
         return
     for name, value in _lines(summary):
         tell(f"{name}: {value}")
     names = summary.identity.spec.class_names
-    counts = enumerate(summary.num_by_label)
-    print_table(
-        ("class", "examples"),
-        [(names[one] if names else str(one), str(count)) for one, count in counts],
-    )
+    rows = [
+        (names[label] if names else str(label), str(count))
+        for label, count in enumerate(summary.num_by_label)
+    ]
+    print_table(("class", "examples"), rows)
 
 
-def _lines(summary: "Summary") -> Iterator[tuple[str, str]]:
-    settings, spec = summary.identity.settings, summary.identity.spec
+def _lines(summary: "StoreSummary") -> Iterator[tuple[str, str]]:
+    settings = summary.identity.settings
+    spec = summary.identity.spec
     yield "store", summary.identity.store_id
     yield "created", as_time(summary.identity.created)
     yield "examples", str(summary.num_examples)
@@ -237,24 +248,24 @@ def verify(
     folder: StoreFolder,
     as_json: AsJson = False,
 ) -> None:
-    """Check all that was written, and the files; exit with 1 if anything is wrong."""
+    """Check the database, the index and the files; exit with 1 on a problem."""
     from knnper.datastore.verify import verify as verify_store
 
-    verdict = verify_store(folder)
+    report = verify_store(folder)
     if as_json:
-        print_json({"sound": not verdict.findings, **asdict(verdict)})
-    elif not verdict.findings:
-        held = counted(verdict.num_examples, "example")
-        rows = counted(verdict.num_rows, "input")
-        tell(f"{folder} is sound: {held}, {rows} and embeddings as written")
+        print_json({"sound": not report.findings, **asdict(report)})
+    elif not report.findings:
+        examples = counted(report.num_examples, "example")
+        rows = counted(report.num_rows, "input")
+        tell(f"{folder} is sound: {examples}, {rows} and embeddings as written")
     else:
-        tell(f"{folder}: {counted(len(verdict.findings), 'finding')}")
-        for finding in verdict.findings:
-            tell(f"  - {finding.what}\n    to mend it: {finding.mend}")
-        if verdict.saving is not None:
+        tell(f"{folder}: {counted(len(report.findings), 'finding')}")
+        for finding in report.findings:
+            tell(f"  - {finding.problem}\n    to fix it: {finding.fix}")
+        if report.salvage is not None:
             tell(f"knnper store rewrite {folder} --to NEW_FOLDER would copy:")
-            _show_salvage(verdict.saving)
-    if verdict.findings:
+            _show_salvage(report.salvage)
+    if report.findings:
         raise typer.Exit(RUN_FAILED)
 
 
@@ -262,13 +273,12 @@ def verify(
 def delete(
     folder: StoreFolder,
     ids: Annotated[
-        list[int] | None, typer.Option("--id", help="Of an example; may be repeated.")
+        list[int] | None,
+        typer.Option("--id", help="Id of an example; may be repeated."),
     ] = None,
     external_ids: Annotated[
         list[str] | None,
-        typer.Option(
-            "--external-id", help="The owner's name of an example; may be repeated."
-        ),
+        typer.Option("--external-id", help="Your name of an example; may be repeated."),
     ] = None,
     labels: Annotated[
         list[str] | None,
@@ -280,7 +290,7 @@ def delete(
             "--from",
             metavar="TIME",
             help="Arrived at this time or later, as in 2026-03-31T09:30:00+02:00; UTC "
-            "where it says nothing else.",
+            "without an offset.",
         ),
     ] = None,
     arrived_before: Annotated[
@@ -290,10 +300,10 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the examples that match all options, and erase their bytes for good."""
+    """Delete the examples that match all options, and erase their bytes."""
     if not any((ids, external_ids, labels, arrived_from, arrived_before)):
         raise typer.BadParameter(
-            "say which: --id, --external-id, --label, --from or --before"
+            "give at least one of --id, --external-id, --label, --from and --before"
         )
     from knnper.datastore.examples import Selection
     from knnper.datastore.store import read_identity
@@ -303,57 +313,65 @@ def delete(
     selection = Selection(
         ids=tuple(ids) if ids else None,
         external_ids=tuple(external_ids) if external_ids else None,
-        labels=tuple(_label_number(one, spec) for one in labels) if labels else None,
+        labels=tuple(_label_number(text, spec) for text in labels) if labels else None,
         arrived_from=None if arrived_from is None else seconds_of(arrived_from),
         arrived_before=None if arrived_before is None else seconds_of(arrived_before),
     )
-    found, num_stored, missing = _found(folder, selection)
+    selected, num_stored, missing = _select(folder, selection)
     for option, names in missing.items():
         if names:
             say(f"{folder} holds no example --{option} {', '.join(names)}")
-    if len(found):
-        _require_consent(f"{len(found)} of {num_stored} examples of {folder}", yes)
-        delete_examples(folder, found)
-    num_left = num_stored - len(found)
+    if len(selected):
+        _require_consent(f"{len(selected)} of {num_stored} examples of {folder}", yes)
+        delete_examples(folder, selected)
     if as_json:
-        numbers = {"num_deleted": len(found), "num_examples": num_left}
-        print_json({**numbers, "ids": found.tolist(), "missing": missing})
-    elif len(found):
-        tell(f"{counted(len(found), 'example')} deleted")
-    if len(found) == 0:
+        document = {
+            "num_deleted": len(selected),
+            "num_examples": num_stored - len(selected),
+            "ids": selected.tolist(),
+            "missing": missing,
+        }
+        print_json(document)
+    elif len(selected):
+        tell(f"{counted(len(selected), 'example')} deleted")
+    if len(selected) == 0:
         say(f"no example is deleted: none in {folder} matches all options")
         raise typer.Exit(RUN_FAILED)
 
 
-def _found(
+def _select(
     folder: Path, selection: "Selection"
 ) -> tuple["StoredIds", int, dict[str, list[str]]]:
+    """Return the selected ids, the number stored, and the unknown ids and names."""
     from knnper.datastore.examples import Selection
     from knnper.datastore.store import open_rows
 
-    ids, names = selection.ids or (), selection.external_ids or ()
+    ids = selection.ids or ()
+    names = selection.external_ids or ()
     with open_rows(folder) as (_, rows):
         if selection.ids is None and selection.external_ids is None:
-            # What is damaged says nothing of what must go; by ids it can be deleted.
+            # Damaged labels or times would select wrong examples, so check them first.
+            # Ids stay usable, to delete the damaged examples.
             rows.contents()
-        found, num_stored = rows.select(selection), len(rows.select(Selection()))
+        selected = rows.select(selection)
+        num_stored = len(rows.select(Selection()))
         known_ids = set(rows.select(Selection(ids=ids)).tolist())
         named = rows.select(Selection(external_ids=names))
         known_names = set(rows.external_ids(named))
     missing = {
-        "id": [str(one) for one in ids if one not in known_ids],
-        "external-id": [one for one in names if one not in known_names],
+        "id": [str(example) for example in ids if example not in known_ids],
+        "external-id": [name for name in names if name not in known_names],
     }
-    return found, num_stored, missing
+    return selected, num_stored, missing
 
 
-def _require_consent(what: str, yes: bool) -> None:
+def _require_consent(examples: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        say(f"Error: {what} would be deleted for good; give --yes to agree")
+        say(f"Error: {examples} would be deleted for good; give --yes to agree")
         raise typer.Exit(WRONG_USAGE)
-    typer.confirm(f"Delete {what} for good?", abort=True, err=True)
+    typer.confirm(f"Delete {examples} for good?", abort=True, err=True)
 
 
 def _label_number(text: str, spec: "StoreSpec") -> int:
@@ -380,7 +398,7 @@ def export(
         Path, typer.Argument(metavar="OUT.npz", help="The file to write.")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file if it is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
 ) -> None:
     """Write all examples with their embeddings to one file."""
@@ -469,7 +487,7 @@ def reembed(
     roll_back: Annotated[
         bool,
         typer.Option(
-            "--roll-back", help="Search the embeddings from before the last time again."
+            "--roll-back", help="Search the embeddings before the last re-embedding."
         ),
     ] = False,
 ) -> None:
@@ -495,19 +513,18 @@ def _reembed(folder: Path, run: Path) -> None:
     spec = read_identity(folder).spec
     if spec.input is None:
         raise DataError(
-            f"{folder} keeps no raw inputs, so nothing can be embedded anew; add the "
-            f"examples to another: knnper store create NEW_FOLDER --model {run}"
+            f"{folder} keeps no raw inputs, so it cannot be re-embedded; add the "
+            f"examples to a new store: knnper store create NEW_FOLDER --model {run}"
         )
     model = find_model(run)
     with open_store(folder, writable=True) as opened:
-        found = (model.spec.image_shape, model.class_names)
-        expected = (spec.input.shape, spec.class_names)
-        names = [clean_names(names) for _, names in (found, expected)]
-        if found[0] != expected[0] or names[0] != names[1]:
+        has_shape = model.spec.image_shape == spec.input.shape
+        has_classes = clean_names(model.class_names) == clean_names(spec.class_names)
+        if not has_shape or not has_classes:
             raise DataError(
-                f"the model takes images of shape {found[0]} of the classes "
-                f"{', '.join(found[1])}; expected those of {folder}: shape "
-                f"{expected[0]}, classes {', '.join(expected[1])}"
+                f"the model takes images of shape {model.spec.image_shape} of the "
+                f"classes {', '.join(model.class_names)}; expected those of {folder}: "
+                f"shape {spec.input.shape}, classes {', '.join(spec.class_names)}"
             )
         if opened.fingerprint == model.fingerprint:
             say(f"{folder} is embedded by the model of {run} already")
@@ -515,6 +532,8 @@ def _reembed(folder: Path, run: Path) -> None:
         with counter("examples", is_kept=True) as progress:
             progress.start(num_to_embed(folder, model.fingerprint))
             opened.reembed(model.embed, model.fingerprint, progress.advance)
-        done = f"{len(opened)} examples of {folder} are embedded by the model"
-        back = f"knnper store reembed {folder} --roll-back"
-        say(f"{done} {model.fingerprint[:12]} of {run}; to go back: {back}")
+        say(
+            f"{len(opened)} examples of {folder} are embedded by the model "
+            f"{model.fingerprint[:12]} of {run}; to go back: "
+            f"knnper store reembed {folder} --roll-back"
+        )

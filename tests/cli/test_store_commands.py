@@ -109,7 +109,7 @@ def test_verify(folder: Path) -> None:
     assert result.stdout.count("\n") == 1
     assert "is sound: 40 examples" in result.stdout
     (folder / "stray").write_text("")
-    stray = "stray is not the store's.* to mend it: move it elsewhere"
+    stray = "stray does not belong to the store.* to fix it: move it elsewhere"
     refused(1, stray, "verify", folder)
     document = json.loads(store("verify", folder, "--json").stdout)
     assert document["sound"] is False
@@ -218,7 +218,7 @@ def test_what_is_intact_is_saved(folder: Path, tmp_path: Path) -> None:
     result = store("verify", folder)
     assert result.exit_code == 1
     assert f"{NUM_EXAMPLES - 1} examples" in result.stdout
-    told = json.loads(store("verify", folder, "--json").stdout)["saving"]
+    told = json.loads(store("verify", folder, "--json").stdout)["salvage"]
     copying = ("rewrite", folder, "--to")
     saved = json.loads(done(*copying, tmp_path / "new", "--json").stdout)
     assert saved == told
@@ -251,7 +251,7 @@ def test_delete_takes_what_all_options_describe(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "say which"),
+        ((), "give at least one of"),
         (("--label", "seven"), "found 'seven', expected a number from 0 to 9 or one"),
         (("--from", "yesterday"), "expected a time such as"),
         (("--id", 1), "40 examples of .* give --yes"),

@@ -186,7 +186,7 @@ def test_read_refuses_a_foreign_or_damaged_file(
     content = path.read_bytes()
     for part in (0.0, 0.003, 0.3, 0.7, 0.999, 1.5):
         path.write_bytes((2 * content)[: int(part * len(content))])
-        with pytest.raises(StoreDamagedError, match="build it anew from the vectors"):
+        with pytest.raises(StoreDamagedError, match="rebuild it from the vectors"):
             kind.read(path, DIM)
 
 

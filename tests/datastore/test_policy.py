@@ -53,7 +53,7 @@ class PolicyStream:
             self.stored, batch, self.state, self.capacity, RandomKey(self.seed)
         )
         left = self.stored.without(decision.evicted)
-        self.stored = left.followed_by(batch.take(decision.kept))
+        self.stored = left.followed_by(batch.take(decision.is_kept))
         self.state = decision.state
 
     def delete(self, *ids: int) -> None:

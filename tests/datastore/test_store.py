@@ -109,7 +109,7 @@ def test_examples_that_do_not_fit_are_refused_as_a_whole(tmp_path: Path) -> None
     bad: list[tuple[str, dict[str, object]]] = [
         ("expected float32 of shape", {"inputs": good.inputs[:, :3]}),
         ("inputs: found none", {"inputs": None}),
-        ("expected one, or None", {"external_ids": ("one",)}),
+        ("expected a name, or None", {"external_ids": ("one",)}),
         ("'x' twice among", {"external_ids": ("x", "x")}),
         ("seconds since 1970", {"arrivals": torch.zeros(3)}),
         ("expected finite seconds", {"arrivals": times}),
@@ -282,12 +282,12 @@ def test_an_index_that_is_not_what_was_saved_is_built_anew(
     damage(tmp_path / "s")
     caplog.set_level(logging.INFO)
     with open_store(tmp_path / "s", writable=True) as store:
-        assert "is built anew" in caplog.text
+        assert "is rebuilt" in caplog.text
         found = store.search(examples(9).embeddings, 1)
         assert found.ids[:, 0].tolist() == ids(store)
     caplog.clear()
     open_store(tmp_path / "s").close()
-    assert "is built anew" not in caplog.text
+    assert "is rebuilt" not in caplog.text
 
 
 def test_a_valid_index_is_used_and_brought_up_to_date(
@@ -304,4 +304,4 @@ def test_a_valid_index_is_used_and_brought_up_to_date(
     with open_store(copy) as reader:
         found = reader.search(examples(2, seed=5).embeddings, 1)
         assert found.ids.tolist() == [[10], [11]]
-    assert "is built anew" not in caplog.text
+    assert "is rebuilt" not in caplog.text

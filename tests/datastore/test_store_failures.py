@@ -123,7 +123,7 @@ def test_upkeep_that_fails_is_no_error_of_the_addition(
         monkeypatch.setattr(Rows, "compact", busy)
         store.add(examples(2))
         assert ids(store) == [1, 2]
-    assert "not tidied up: a reader" in caplog.text
+    assert "not compacted: a reader" in caplog.text
 
 
 def test_a_reader_that_lingers_does_not_hold_up_the_writer(
@@ -273,7 +273,7 @@ def test_embedding_anew_in_the_background(tmp_path: Path, is_on_disk: bool) -> N
         store.delete(Selection(ids=(5, 306)))
         assert store.fingerprint == "model"
         for call in (store.roll_back, lambda: store.reembed(torch.neg, "other")):
-            with pytest.raises(StoreError, match="is being embedded anew"):
+            with pytest.raises(StoreError, match="is being re-embedded"):
                 call()
         negated.may_go_on.set()
         future.result(20)
@@ -295,7 +295,7 @@ def test_closing_ends_the_work_in_the_background(tmp_path: Path) -> None:
         future = thread.submit(store.reembed, slow, "negated")
         assert started.wait(20)
         store.close()
-        with pytest.raises(StoreError, match="closed while it was embedded anew"):
+        with pytest.raises(StoreError, match="closed while it was re-embedded"):
             future.result(20)
     with open_store(tmp_path / "s", writable=True) as store:
         assert store.fingerprint == "model"

@@ -302,7 +302,7 @@ def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
     target = tmp_path / "out.npz"
     target.write_bytes(b"precious")
     with small_store(tmp_path / "store"):
-        with pytest.raises(StoreError, match=r"is there already.*--overwrite"):
+        with pytest.raises(StoreError, match=r"exists already.*--overwrite"):
             export_store(tmp_path / "store", target)
         assert target.read_bytes() == b"precious"
         with pytest.raises(StoreError, match=r"out\.npz cannot be written"):

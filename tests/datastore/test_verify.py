@@ -67,7 +67,7 @@ def change(folder: Path, statement: str, *values: object) -> None:
 
 
 def findings(folder: Path) -> list[str]:
-    return [one.what for one in verify(folder).findings]
+    return [one.problem for one in verify(folder).findings]
 
 
 def test_it_stays_sound_whatever_is_done(folder: Path) -> None:
@@ -98,7 +98,11 @@ DAMAGES: list[tuple[str, str, str]] = [
     ("UPDATE examples SET label = 2 WHERE id = 1", "inputs is not what was", "delete"),
     ("DELETE FROM embeddings_1 WHERE id = 9", "embeddings_1 lacks a row: 9", "delete"),
     ("DELETE FROM inputs WHERE id < 3", "2 examples: inputs lacks a row: 1, 2", "--id"),
-    ("DELETE FROM examples WHERE id = 5", "inputs has rows of no example: 5", "backup"),
+    (
+        "DELETE FROM examples WHERE id = 5",
+        "inputs has rows without an example: 5",
+        "backup",
+    ),
     ("UPDATE store SET num_removed = 7", "its classes and capacity", "restore"),
     ("UPDATE examples SET arrival = 1000.5 WHERE id = 4", SMALL, "--id 4"),
     ("UPDATE examples SET external_id = 'file/99' WHERE id = 4", SMALL, "--id 4"),
@@ -112,20 +116,20 @@ DAMAGES: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "what", "mend"), DAMAGES)
-def test_damage_is_found(folder: Path, statement: str, what: str, mend: str) -> None:
+@pytest.mark.parametrize(("statement", "problem", "fix"), DAMAGES)
+def test_damage_is_found(folder: Path, statement: str, problem: str, fix: str) -> None:
     change(folder, statement)
     first = verify(folder).findings[0]
-    assert what in first.what
-    assert mend in first.mend
+    assert problem in first.problem
+    assert fix in first.fix
 
 
 def test_an_example_without_a_trace_is_missed(folder: Path) -> None:
     for table in TABLES:
         change(folder, f"DELETE FROM {table} WHERE id = 9")
     (found,) = verify(folder).findings
-    assert "examples are missing" in found.what
-    assert "rewrite" in found.mend
+    assert "examples are missing" in found.problem
+    assert "rewrite" in found.fix
     with pytest.raises(StoreDamagedError, match="examples are missing"):
         open_store(folder)
 
@@ -134,9 +138,9 @@ def test_an_erasure_that_was_cut_short_is_found(folder: Path) -> None:
     with open_rows(folder, writable=True) as (_, rows), rows.writing() as (_, row):
         row.erasing = 1
     (found,) = verify(folder).findings
-    assert "an erasure was cut short" in found.what
-    assert "rewrite" in found.mend
-    assert verify(folder).saving is None
+    assert "an erasure was interrupted" in found.problem
+    assert "rewrite" in found.fix
+    assert verify(folder).salvage is None
 
 
 def set_vector(folder: Path, vector: bytes) -> None:
@@ -189,8 +193,8 @@ def test_stray_files_are_found(folder: Path) -> None:
     (folder / "index" / "copy.bak").write_text("mine")
     (folder / "index" / "of_a_save_cut_short.index").write_text("")
     assert findings(folder) == [
-        f"{folder / 'index' / 'copy.bak'} is not the store's",
-        f"{folder / 'notes.txt'} is not the store's",
+        f"{folder / 'index' / 'copy.bak'} does not belong to the store",
+        f"{folder / 'notes.txt'} does not belong to the store",
     ]
 
 
@@ -226,7 +230,7 @@ def test_a_damaged_embedding_can_be_deleted(folder: Path) -> None:
     with pytest.raises(StoreDamagedError, match="example 3"):
         open_store(folder)
     secrets = stored_bytes(folder, np.array([3]))
-    assert "--id 3" in verify(folder).findings[0].mend
+    assert "--id 3" in verify(folder).findings[0].fix
     delete_examples(folder, np.array([3]))
     assert verify(folder).findings == ()
     assert files_with(folder, secrets) == set()
@@ -324,7 +328,7 @@ def test_damaged_examples_are_named(folder: Path) -> None:
         change(folder, statement)
     saved = check(folder, whole)
     assert saved == Salvage(COUNT - 6, (7, 8, 9, 10, 11), 1, 0)
-    assert verify(folder).saving == saved
+    assert verify(folder).salvage == saved
 
 
 def test_a_page_that_is_gone_costs_what_was_on_it(tmp_path: Path) -> None:
@@ -417,5 +421,5 @@ def test_what_cannot_be_saved_is_said(folder: Path, tmp_path: Path) -> None:
     change(folder, "UPDATE store SET spec = '{}'")
     with pytest.raises(StoreDamagedError, match=r"nothing .* backup"):
         salvage(folder, tmp_path / "new")
-    assert verify(folder).saving is None
+    assert verify(folder).salvage is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
