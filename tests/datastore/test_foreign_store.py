@@ -129,7 +129,7 @@ def test_a_store_has_as_many_classes_as_it_has_counted(
     shutil.copytree(original, tmp_path / "store")
     spec = replace(IMAGES, num_classes=10**12, class_names=())
     forge(tmp_path / "store", spec=json.dumps(asdict(spec)))
-    with pytest.raises(StoreDamagedError, match="has seen examples of 3"):
+    with pytest.raises(StoreDamagedError, match="its policy has counted 3"):
         open_store(tmp_path / "store")
 
 
