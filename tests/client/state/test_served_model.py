@@ -146,7 +146,7 @@ def test_a_store_of_an_unknown_model_is_brought_back(site_state: SiteState) -> N
     with open_served(site_state) as served:
         assert served.model.fingerprint == small_model(**FIXED).fingerprint
         assert served.predict(queries()).vote.num_stored == 50
-        with pytest.raises(StoreMismatchError, match="distances between the two"):
+        with pytest.raises(StoreMismatchError, match="found the model"):
             served.store.search(other.embed(queries()), 3, other.fingerprint)
 
 
