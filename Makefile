@@ -28,7 +28,7 @@ FOLDER ?= .golden
 TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
   tests/simulation/test_trained_model.py
 
-.PHONY: help install demo figures test test-kernels test-slow test-gpu coverage check format docs release docker-try bench clean
+.PHONY: help install demo figures test test-integration test-kernels test-slow test-gpu coverage check format docs release docker-try bench clean
 .PHONY: golden golden-freeze
 .PHONY: $(BENCHMARKS:%=bench-%) $(BENCHMARKS_ALONE:%=bench-%)
 help: ## Show the targets
@@ -73,7 +73,10 @@ test: $(STAMP) ## Run the fast tests
 
 test-kernels: $(STAMP) ## Test with the kernels of older processors: KERNELS=avx2 TESTS=
 	$(foreach name,$(KERNELS),$(if $(KERNELS_$(name)),,$(error KERNELS: found $(name), expected some of avx2 sse4 one_thread)))
-	@set -e$(foreach name,$(KERNELS),; (set -x; env $(KERNELS_$(name)) $(PYTEST) $(SIDE_BY_SIDE) $(TESTS)))
+	@set -e$(foreach name,$(KERNELS),; (set -x; env $(KERNELS_$(name)) $(PYTEST) $(SIDE_BY_SIDE) -m 'not slow and not gpu' $(TESTS)))
+
+test-integration: $(STAMP) ## Run the tests that train, draw or start processes: five minutes
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'integration and not slow and not gpu'
 
 test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
 	$(PYTEST) -m slow

@@ -37,7 +37,10 @@ def start(folder: Path, pip: str) -> "subprocess.Popen[str]":
     )
 
 
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(shutil.which("make") is None, reason="needs make"),
+]
 
 
 def test_it_says_what_it_does(tmp_path: Path) -> None:

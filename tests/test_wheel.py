@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[1]
 FOREIGN = ("client", "server", "simulation", "strategies", "datastore")
 IMPORT_ALL = """

@@ -13,7 +13,7 @@ from knnper.transport.messages import Purpose
 from tests.apps.site_grid import SiteGrid, experiment
 from tests.apps.test_site_run import SEEN, lead, simulated, three, weights_of
 
-pytestmark = pytest.mark.usefixtures("inside_a_run")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("inside_a_run")]
 SLOW, FAILING = 12, 10
 BUFFERED = {"training.timing": "{name: buffered, buffer_size: 1}"}
 

@@ -51,7 +51,10 @@ from knnper.transport.messages import (
 )
 from tests.apps.site_grid import SiteGrid, experiment, make_sites, own_experiment
 
-pytestmark = pytest.mark.usefixtures("inside_a_run", "own_modules")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("inside_a_run", "own_modules"),
+]
 CODE = """
 from torch import nn
 from knnper.strategies.core.method import Method

@@ -34,7 +34,7 @@ from tests.apps.site_grid import SiteGrid, experiment
 from tests.simulation.knnper_process import validations
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
-pytestmark = pytest.mark.usefixtures("inside_a_run")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("inside_a_run")]
 SEEN = ("0000", "0001", "0003")
 
 

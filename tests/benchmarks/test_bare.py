@@ -25,6 +25,8 @@ from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import ClientResult
 
+pytestmark = pytest.mark.integration
+
 TINY = Workload(3, 4, 2, 5, model="tiny_cnn", embedding_dim=1)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 TEXT = Path("Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
 LISTS = re.findall(r"^BENCHMARKS(?:_ALONE)? := (.*)$", TEXT, re.MULTILINE)
 NAMES = [name for names in LISTS for name in names.split()]

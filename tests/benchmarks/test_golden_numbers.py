@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks import golden
 
+pytestmark = pytest.mark.integration
+
 RUN = {
     "state": "aa",
     "clients.csv": {"accuracy": "11", "num_train": "22"},

@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks.measurement import Measurement, Turns, in_turn, seconds_of
 
+pytestmark = pytest.mark.integration
+
 
 def test_line_holds_medians_and_the_range_of_the_values() -> None:
     measurement = Measurement(

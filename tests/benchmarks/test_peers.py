@@ -33,6 +33,8 @@ from benchmarks.peers import (
 from benchmarks.workload import Workload
 from tests.server.fake_grid import FakeGrid
 
+pytestmark = pytest.mark.integration
+
 # One step for each client: nothing depends on the order of its images.
 WORKLOAD = Workload(6, 4, batch_size=4, model="softmax_regression")
 Model = dict[str, Tensor]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.integration
+
 HEALTH = runpy.run_path(str(Path(__file__).parents[2] / "docker" / "health.py"))
 check: Callable[[str, str], int] = HEALTH["main"]
 

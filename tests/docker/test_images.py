@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE_FILES = ("compose.yaml", "server/compose.yaml", "client/compose.yaml")

@@ -31,6 +31,8 @@ from knnper.strategies.core.frozen import embeddings_of, of_embeddings
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 
+pytestmark = pytest.mark.integration
+
 import_torchvision()  # before timm and transformers import it in the plain way
 
 PHOTOS = InputSpec((32, 32, 3), 7, (0.5,) * 3, (0.2,) * 3)

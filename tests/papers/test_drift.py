@@ -39,6 +39,8 @@ from papers.drift_alarm import (
 )
 from papers.memory import Embedded
 
+pytestmark = pytest.mark.integration
+
 NUM_TRAIN, NUM_TEST = 600, 120
 TRAIN = np.arange(NUM_TRAIN) % 5
 TEST = np.arange(NUM_TEST) % 5

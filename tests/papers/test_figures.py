@@ -32,6 +32,8 @@ from papers.figures import (
 from tests.papers.small_files import experiment, quiet
 from tests.simulation.finished_run import finished_run
 
+pytestmark = pytest.mark.integration
+
 EXPERIMENTS = Path("simulation/experiments")
 PROTONN = ("clients=3", "capacity=[0.5]", "dim=[4]", "steps=2")
 COLLAPSE = (

@@ -10,6 +10,8 @@ from knnper.simulation.batches.runner import run_batch
 from papers.gains import ClientGains, clients_in, groups_of, read_gains, write_gains
 from tests.simulation.batches.small_comparison import plan
 
+pytestmark = pytest.mark.integration
+
 
 def test_groups_by_hand() -> None:
     first = ClientGains(

@@ -9,6 +9,8 @@ from knnper.errors import RunError
 from papers.hours import TimedRun, groups_of, time_table, write_hours
 from tests.simulation.batches.small_comparison import plan
 
+pytestmark = pytest.mark.integration
+
 
 def client(number: int, seconds: float | None, rounds: int) -> dict[str, object]:
     late = float(number) if rounds else None

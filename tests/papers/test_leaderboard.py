@@ -11,6 +11,8 @@ from knnper.data.normalization import Normalizer
 from knnper.errors import DataError
 from papers.leaderboard import PooledCifar100Sheets, four_layer_cnn, pooled_dirichlet
 
+pytestmark = pytest.mark.integration
+
 RNG = np.random.default_rng(0)
 
 

@@ -37,6 +37,8 @@ from papers.memory import (
 )
 from tests.papers.small_files import quiet
 
+pytestmark = pytest.mark.integration
+
 KEY = RandomKey(5)
 
 

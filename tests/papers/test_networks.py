@@ -12,6 +12,8 @@ from knnper import InputSpec
 from knnper.process import import_torchvision
 from papers.networks import AdaptedMobileNetV2
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_layer_stands_on_the_networks_features(

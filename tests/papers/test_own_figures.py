@@ -56,6 +56,8 @@ from papers.three_approaches import (
 )
 from tests.papers.small_files import BASE, experiment, quiet
 
+pytestmark = pytest.mark.integration
+
 KEY = RandomKey(0)
 PROTONN = ProtoNNFigureSettings(capacity=(0.2, 1.0), dim=(2, 4), steps=5)
 CELLS = cells_of(PROTONN)

@@ -24,6 +24,8 @@ from papers.data import (
     ShakespeareByRole,
 )
 
+pytestmark = pytest.mark.integration
+
 RNG = np.random.default_rng(0)
 Read = Callable[..., Dataset]
 

@@ -18,6 +18,8 @@ from papers.__main__ import app
 from papers.pfllib import arguments_of, report_in, run_pfllib, write_federation
 from tests.papers.small_files import COMPARISON, write
 
+pytestmark = pytest.mark.integration
+
 ROWS = {
     "fedavg": {"method": {"name": "fedavg"}},
     "ditto": {"method": {"name": "ditto", "prox_weights": [0.5]}},

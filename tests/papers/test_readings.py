@@ -21,6 +21,8 @@ from papers.__main__ import app
 from papers.rounds import BothReadings, Reading, read_rounds, readings_in
 from tests.papers.small_files import COMPARISON, write
 
+pytestmark = pytest.mark.integration
+
 ROWS = {
     "fedavg": {"method": {"name": "fedavg"}},
     "ditto": {"method": {"name": "ditto", "prox_weights": [0.1]}},

@@ -51,6 +51,8 @@ from tests.papers.small_files import (
 from tests.simulation.batches.small_sweep import NEIGHBORS, WORKERS, in_this_process
 from tests.simulation.reporting.parsed_page import Page
 
+pytestmark = pytest.mark.integration
+
 NAMES = ["weak-and-strong", "lost", "neighbors", "methods", "base", "shift"]
 PLAIN_SWEEP = {key: value for key, value in SWEEP.items() if key != "x"}
 

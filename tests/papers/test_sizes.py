@@ -15,6 +15,8 @@ from papers.sizes import halves, names_in, size_table, write_sizes
 from tests.papers.test_hours import client
 from tests.simulation.batches.small_comparison import plan
 
+pytestmark = pytest.mark.integration
+
 
 def test_halves_are_by_the_device_whatever_a_round_takes() -> None:
     clients = [client(number, 10.0 - number, 1) for number in range(9)]

@@ -18,6 +18,8 @@ from knnper.simulation.origin import inputs_of, keep_inputs, sign
 from knnper.simulation.workbench import open_workbench
 from tests.simulation.knnper_process import outcome
 
+pytestmark = pytest.mark.integration
+
 EXPERIMENT: dict[str, Any] = {
     "name": "continued",
     "data": {"name": "digits"},

@@ -32,6 +32,8 @@ from tests.simulation.knnper_process import outcome, validations
 from tests.simulation.knnper_process import simulate as run_command
 from tests.strategies.tiny import WITHOUT_BATCH_NORM
 
+pytestmark = pytest.mark.integration
+
 NUM_ROUNDS = 6
 LEFT_AFTER = 3
 # One of each kind: clients with a state, a server with one, updates side by side.

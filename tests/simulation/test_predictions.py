@@ -24,6 +24,8 @@ from knnper.simulation.interface import Run
 from knnper.simulation.reports.client_table import read_clients
 from knnper.simulation.workbench import open_workbench
 
+pytestmark = pytest.mark.integration
+
 parquet: Any = pytest.importorskip("pyarrow.parquet")
 
 

@@ -23,6 +23,8 @@ from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import noisy, normed_task, of_name, run_rounds, task_for
 
+pytestmark = pytest.mark.integration
+
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
 BARE = [name for name, spec in METHODS.items() if spec.personalization == AS_IT_IS]
 ON_TOP = [name for name in PERSONALIZERS if name != AS_IT_IS]

@@ -34,6 +34,8 @@ from knnper.transport.credentials import (
 )
 from tests.client.doctor.scripted_server import Script, answering, saying, written
 
+pytestmark = pytest.mark.integration
+
 
 def _of(state: Path) -> Activation:
     with locked(state):

@@ -107,9 +107,12 @@ def _prepare(state: NodeState) -> None:
     state.set_run_series_context(run.series_id, context)
 
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc").exists(), reason="looks at processes in /proc"
-)
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        not Path("/proc").exists(), reason="looks at processes in /proc"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH"),
+]
 
 
 @pytest.fixture(scope="module")

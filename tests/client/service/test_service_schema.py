@@ -13,6 +13,8 @@ from knnper.client.service.bodies import Limits
 from knnper.data.examples import InputSpec
 from tests.client.service.small_service import FEATURES, TOKEN, asking, small_served
 
+pytestmark = pytest.mark.integration
+
 PICTURE = InputSpec((2, 4, 1), 3, (0.5,), (0.25,))
 
 

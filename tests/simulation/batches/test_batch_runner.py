@@ -55,6 +55,8 @@ from tests.simulation.batches.small_sweep import (
     rounds,
 )
 
+pytestmark = pytest.mark.integration
+
 
 def points(outcomes: Sequence[Outcome]) -> str:
     return csv_text(run_rows(outcomes))

@@ -72,6 +72,8 @@ from tests.simulation.batches.small_sweep import (
     rounds,
 )
 
+pytestmark = pytest.mark.integration
+
 RATE = "training.learning_rate"
 FINGERPRINT = "knnper.simulation.origin.code_fingerprint"
 

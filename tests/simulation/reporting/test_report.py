@@ -22,6 +22,8 @@ from knnper.simulation.reports.text import markdown_text
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 
+pytestmark = pytest.mark.integration
+
 WEIRD = 'a<b>&"c|'
 
 
