@@ -112,7 +112,7 @@ def main(archive: Path) -> None:
         folder = Path(place) / "written"
         folder.mkdir()
         write_runs(folder)
-        command("export", folder / "run", folder / "model")
+        command("fed", "export", folder / "run", folder / "model")
         write_store(folder)
         write_site(folder)
         write_message(folder)

@@ -91,7 +91,7 @@ from knnper.datastore.policy import Policy
 class KeepOdd(Policy):
     needs_capacity = False
 
-    def _gone(self, batch):
+    def _evict(self, batch):
         labels = np.concatenate([batch.stored.labels, batch.arriving.labels])
         return np.flatnonzero(labels % 2 == 0), batch.state.was_largest
 """

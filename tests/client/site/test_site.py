@@ -414,7 +414,7 @@ def test_a_pinned_experiment_is_the_only_one(file: Path) -> None:
 def test_a_run_stays_with_the_experiment_that_it_began_with(file: Path) -> None:
     server, other = HostileServer(file), asked(**OTHER_RATE)
     assert server.introduced(asked()).problem == ""
-    not_trained(server, other, "with which this run began")
+    not_trained(server, other, "as when this run began")
     HostileServer(file, run=2).train(other)
 
 
