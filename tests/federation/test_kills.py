@@ -112,8 +112,8 @@ def test_superlink_killed_within_a_round(
     os.kill(commands.the_process(SUPERLINK), signal.SIGKILL)
     server.wait_for("Flower's SuperLink ended with status -9; a run in progress has")
     assert server.wait() == 1
-    federation.server()
     _let_go(federation)
+    federation.server()
     _require_resumed(federation, submitted, run, example)
 
 
