@@ -20,13 +20,14 @@ from knnper.errors import RunError
 from knnper.files import FileLock, LockHeldError, require_plain
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
+from knnper.server.link.connections import ConnectionLimits
 from knnper.server.link.gateway import Gateway, Meter, Notices
 from knnper.server.link.gateway_rules import RegisteredClients, Rules
 from knnper.server.link.registration import ControlPort, reconcile
 from knnper.server.link.replies import Replies
 from knnper.server.link.server_apps import ServerApps
 from knnper.server.link.setup import LOCK, keep_to_owner
-from knnper.server.link.sockets import Listener, limits_for
+from knnper.server.link.sockets import Listener
 from knnper.server.link.superlink import (
     SuperLink,
     raise_descriptor_limit,
@@ -41,7 +42,7 @@ _PAUSE_S = 1.0
 _CERTIFICATE_S = 5.0
 _BYTES_PER_MB = 1_000_000
 # For each connection: to the client, to Flower, and a file of its reply.
-_DESCRIPTORS = 3 * limits_for(1).strangers + 100
+_DESCRIPTORS = 3 * ConnectionLimits().in_all + 100
 # Part of the bytes in flight that one address, and one key, may have.
 _ADDRESS_DIVISOR, _KEY_DIVISOR = 2, 8
 
@@ -110,7 +111,7 @@ async def _serve(
     await registrar.register(superlink.ca)
     async with superlink.client() as upstream:
         gateway = _make_gateway(settings, upstream, clients, registrar)
-        limits = limits_for(settings.max_connections_per_address)
+        limits = ConnectionLimits(per_address=settings.max_connections_per_address)
         listener = Listener(gateway, settings.tls, limits)
         apps = ServerApps(superlink, gateway.arrivals.follow)
         with _forwarding_errors():

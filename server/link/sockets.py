@@ -11,9 +11,9 @@ from typing import Any
 
 import uvicorn
 
+from knnper.server.link.connections import ConnectionLimits, ConnectionServer
 from knnper.server.link.gateway import Gateway, Notices, limit_repeats
 from knnper.server.settings import TlsFiles
-from knnper.transport.sockets import Server, SocketLimits, origin_of
 
 _LAST_ANSWERS_SECONDS = 5
 _GOODBYE_SECONDS = 0.5
@@ -33,25 +33,11 @@ _ADVICE = MappingProxyType(
 )
 
 
-def limits_for(
-    per_address: int, in_all: int = 2000, header_s: float = 7.0
-) -> SocketLimits:
-    """Return the limits of connections, which do not depend on the client's key."""
-    return SocketLimits(
-        strangers=in_all,
-        strangers_per_address=per_address,
-        header_s=header_s,
-        # Longer than SuperNodes keep an idle connection, so that they close it.
-        idle_s=75,
-        unread_s=10,
-    )
-
-
-class Listener(Server):
+class Listener(ConnectionServer):
     """Serves the gateway until `should_exit` is set; does not handle signals."""
 
     def __init__(
-        self, gateway: Gateway, tls: TlsFiles | None, limits: SocketLimits
+        self, gateway: Gateway, tls: TlsFiles | None, limits: ConnectionLimits
     ) -> None:
         config = uvicorn.Config(
             gateway,
@@ -66,37 +52,23 @@ class Listener(Server):
             server_header=False,
             timeout_graceful_shutdown=_LAST_ANSWERS_SECONDS,
         )
-        self._tls, self._notices = tls, gateway.notices
+        notices = gateway.notices
+        super().__init__(
+            config,
+            limits,
+            lambda address, why: notices.warn(address, why.partition(":")[0], why),
+            limit_repeats(logging.getLogger("uvicorn.error")),
+        )
+        self._tls = tls
         self._arrivals = gateway.arrivals
-        quiet = limit_repeats(logging.getLogger("uvicorn.error"))
-        super().__init__(config, limits, self._ended, quiet)
         if self.config.ssl is not None:
             self.config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-            self.config.ssl.sslobject_class = _reporting_tls(gateway.notices)
+            self.config.ssl.sslobject_class = _reporting_tls(notices)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Do nothing: `knnper.server.link.server` handles signals."""
         yield
-
-    def admit(self, accepted: socket.socket, address: str) -> None:
-        """Accept a connection, or close it if there are too many.
-
-        Existing connections are never closed for a new one: they may be clients'.
-        """
-        if self.strangers.in_excess(origin_of(address)) is None:
-            super().admit(accepted, address)
-            return
-        accepted.close()
-        most, per_address = self.limits.strangers, self.limits.strangers_per_address
-        self._ended(
-            address,
-            f"turned away: there are {most} connections already, or {per_address} of "
-            "its address (max_connections_per_address in the server's settings)",
-        )
-
-    def _ended(self, address: str, why: str) -> None:
-        self._notices.warn(address, why.partition(":")[0], why)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no further connections, answer pending requests, and end."""

@@ -15,13 +15,14 @@ import uvloop
 
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import Registered
+from knnper.server.link.connections import ConnectionLimits
 from knnper.server.link.gateway import Gateway, Meter, Notices
 from knnper.server.link.gateway_rules import RegisteredClients, Rules
 from knnper.server.link.replies import Replies
-from knnper.server.link.sockets import Listener, limits_for
+from knnper.server.link.sockets import Listener
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import Address, fingerprint, new_node_key
-from knnper.transport.sockets import SocketLimits, listen
+from knnper.transport.sockets import listen
 from tests.processes import LOCALHOST, free_port
 from tests.server.link.peers import Peer
 
@@ -98,7 +99,7 @@ class Stage:
 def gateway_stage(
     insecure: bool = False,
     tls: TlsFiles | None = None,
-    limits: SocketLimits | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> Iterator[Stage]:
     address = Address(LOCALHOST, free_port())
     upstream, clients, looked = Upstream(), RegisteredClients(), list[bool]()
@@ -116,7 +117,7 @@ def gateway_stage(
         Arrivals(),
     )
     url = f"http://{address}"
-    listener = Listener(gateway, tls, limits or limits_for(200))
+    listener = Listener(gateway, tls, limits or ConnectionLimits())
     reading, server_app = os.pipe()
     with (
         _serving(listener, address, lambda: gateway.arrivals.follow(reading)),

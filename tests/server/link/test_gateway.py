@@ -30,7 +30,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import Message
 
 from knnper.server.link.authorized import Registered
-from knnper.server.link.sockets import limits_for
+from knnper.server.link.connections import ConnectionLimits
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import (
     Identity,
@@ -609,7 +609,7 @@ def _refuses_half(stage: Stage, tls: TlsFiles) -> None:
 
 
 SOON = 0.3
-LIMITS = limits_for(per_address=3, in_all=5, header_s=30)
+LIMITS = ConnectionLimits(per_address=3, in_all=5, header_s=30)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -673,7 +673,7 @@ def test_one_address_does_not_keep_the_others_out(
     narrow: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.ExitStack() as held:
-        for _ in range(LIMITS.strangers_per_address):
+        for _ in range(LIMITS.per_address):
             held.enter_context(narrow.connected())
         for _ in range(3):
             with narrow.connected() as refused:
