@@ -42,7 +42,6 @@ from knnper.strategies.core.exported_model import (
 )
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import (
-    Address,
     authority_problem,
     expires_soon,
     expiry_problem,
@@ -82,7 +81,7 @@ from knnper.transport.diagnosis import (
 )
 
 GATEWAY = "the federation's gateway"  # what was expected where other software answers
-_HEALTH, _CONTROL = "/health", "/v1/control/list-nodes"
+_CONTROL = f"{flower.CONTROL}list-nodes"
 _CORRECT_SERVER = "correct `server`: it is `listen` of the server's settings"
 _START_NODE = "start it: knnper fed client; the server accepts it within a minute"
 _GET_MODEL_AGAIN = (
@@ -96,7 +95,6 @@ _OFFLINE_AFTER_S = 60.0
 # OpenSSL's codes of problems of the certificate itself: not yet valid, expired, and
 # mismatches of the host name, e-mail or address.
 _NOT_OF_AUTHORITY = frozenset({9, 10, 62, 63, 64})
-_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def client_checks(settings: ClientSettings) -> Iterator[Check]:
@@ -167,7 +165,7 @@ class _ServerChecks:
                     return fine(f"{self.address} speaks {connection.version()}")
             except OSError as error:
                 tls_error = f" ({error})"
-        speaks_http = plain_answer(self.address, _HEALTH) is not None
+        speaks_http = plain_answer(self.address, flower.HEALTH) is not None
         if self._with_tls and speaks_http:
             return problem(
                 f"{self.address} speaks HTTP without TLS",
@@ -219,7 +217,9 @@ class _ServerChecks:
                 f"{self.address} answers, and is no gateway of knnper's",
                 f"if it is not your own proxy: {_CORRECT_SERVER}",
             )
-        return self._other_software(f"{_HEALTH} gives HTTP status {health.status}")
+        return self._other_software(
+            f"{flower.HEALTH} gives HTTP status {health.status}"
+        )
 
     def check_clock(self) -> Finding:
         ahead_s = self.health.seconds_ahead()
@@ -269,7 +269,7 @@ class _ServerChecks:
     @cached_property
     def health(self) -> Answer:
         """The answer to a health request; the server is not authenticated."""
-        return self._get(_HEALTH)
+        return self._get(flower.HEALTH)
 
     def _get(self, path: str) -> Answer:
         opened = encrypted if self._with_tls else connected
@@ -619,7 +619,7 @@ class _SiteChecks:
         binding = self._settings.service
         if binding.port == 0:
             return fine("takes any free port")
-        address = Address(_LOOPBACK_OF.get(binding.host, binding.host), binding.port)
+        address = binding.address.on_this_machine
         opened = connected if binding.tls is None else encrypted
         try:
             with connected(address):

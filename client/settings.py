@@ -27,7 +27,7 @@ from knnper.settings import (
     shown,
 )
 from knnper.strategies.catalogue import METHODS
-from knnper.transport.credentials import parse_address
+from knnper.transport.credentials import Address, parse_address
 from knnper.yaml_text import read_yaml
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -118,6 +118,11 @@ class ServiceSettings(Settings):
     max_megapixels: PositiveInt = 50
     max_seconds: PositiveInt = 30
     tls: ServiceCertificate | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where the service listens."""
+        return Address(self.host, self.port)
 
 
 @dataclass(frozen=True)

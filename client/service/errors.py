@@ -52,7 +52,9 @@ class ErrorDocument(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     error: str = Field(description="A short name of the kind of error.")
-    message: str = Field(description="What was found, what was expected, what to do.")
+    message: str = Field(
+        description="The value or state found, the one expected, and how to fix it."
+    )
 
 
 class RequestError(KnnPerError):

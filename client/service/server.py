@@ -1,6 +1,5 @@
 """The web server of the service: uvicorn, on a socket of its own."""
 
-import ipaddress
 import signal
 import ssl
 from collections.abc import Callable
@@ -11,20 +10,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from knnper.client.service.errors import error_response
 from knnper.client.settings import ServiceSettings
 from knnper.errors import RunError
+from knnper.transport.credentials import Address
 from knnper.transport.sockets import listen
 
 MAX_HEADER_BYTES = 8192  # of a request's first line and all fields
 _MAX_UNFINISHED_BYTES = 65_536
 _STOPPING_S = 30  # for requests that have begun
 _IDLE_S = 30  # that a connection may be kept between requests
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is certainly this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def serve(
@@ -42,8 +34,7 @@ def serve(
     ) as listener:
         host, port = listener.getsockname()[:2]
         scheme = "http" if binding.tls is None else "https"
-        shown_host = f"[{host}]" if ":" in host else host
-        on_listening(f"{scheme}://{shown_host}:{port}")
+        on_listening(f"{scheme}://{Address(host, port)}")
         # Once stopped, uvicorn raises the signal again for the handler before its own,
         # which would end this process before it has closed the store.
         before = signal.signal(signal.SIGTERM, lambda *_: None)

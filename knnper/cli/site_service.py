@@ -62,7 +62,6 @@ def serve(
     from knnper.client.served_model import open_served
     from knnper.client.service.app import make_service
     from knnper.client.service.bodies import Limits
-    from knnper.client.service.server import is_loopback
     from knnper.client.service.server import serve as serve_app
     from knnper.client.settings import read_client
     from knnper.client.site_state import SiteState
@@ -71,7 +70,7 @@ def serve(
     settings = read_client(config, overrides or ())
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     binding = settings.service
-    if not is_loopback(binding.host) and binding.tls is None:
+    if not binding.address.is_loopback and binding.tls is None:
         risk = "the network can read the token and all inputs"
         exposed = (
             f"Warning: {binding.host} is open to other machines, without TLS: {risk}"
@@ -99,12 +98,11 @@ def serve(
 def _tokens(
     settings: "ClientSettings", token_file: Path | None, no_token: bool
 ) -> "Tokens | None":
-    from knnper.client.service.server import is_loopback
     from knnper.client.service.tokens import Tokens, read_or_create_owner_token
     from knnper.errors import RunError
 
     if no_token:
-        if not is_loopback(settings.service.host):
+        if not settings.service.address.is_loopback:
             raise RunError(
                 f"found --no-token with the address {settings.service.host}, expected "
                 "a loopback address: any machine could change the client's memory"

@@ -67,6 +67,12 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def on_this_machine(self) -> "Address":
+        """The address at which this machine reaches it, if it listens everywhere."""
+        loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return Address(loopback, self.port)
+
 
 def parse_address(text: str) -> Address:
     """Return ``HOST:PORT`` as an `Address`; IPv6 is written as in ``[::1]:8443``."""

@@ -2,6 +2,7 @@
 
 import ssl
 from datetime import UTC, datetime
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.server.link.registration import AUTHORIZED, list_clients
 from knnper.server.link.setup import LOCK
 from knnper.server.settings import ServerSettings, TlsFiles
+from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import (
     Address,
     authority_problem,
@@ -42,9 +44,6 @@ from knnper.transport.sockets import listen
 
 _LOG = "the server's log has the reason; a removed key cannot be registered again"
 _CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
-_HEALTH = "/health"
-_OK = 200
-_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def _clients(settings: ServerSettings) -> Finding:
@@ -130,11 +129,11 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
         except RunError:
             return _taken(address, setting)
         return fine(f"{address} is free")
-    where = Address(_UNSPECIFIED.get(address.host, address.host), address.port)
+    where = address.on_this_machine
     opened = connected if settings.insecure else encrypted
     try:
         with opened(where) as connection:
-            answer = get(connection, where, _HEALTH)
+            answer = get(connection, where, flower.HEALTH)
     except (NotHttpError, OSError) as error:
         return problem(
             f"the server runs, and {where} does not answer ({error})",
@@ -143,7 +142,7 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
         )
     if bool(told_versions(answer.headers)) != (setting == "listen"):
         return _taken(address, setting)
-    if answer.status != _OK:
+    if answer.status != HTTPStatus.OK:
         finding = f"Flower's SuperLink does not answer (HTTP status {answer.status})"
         return problem(finding, f"look into {settings.state / 'superlink.log'}")
     return fine(f"the server answers at {where}")

@@ -20,6 +20,7 @@ from knnper import lifeline
 from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.server.settings import ServerSettings
+from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import (
     Address,
     issue_server_certificate,
@@ -152,7 +153,7 @@ class SuperLink:
             async with self.client() as client:
                 while True:
                     with contextlib.suppress(httpx.HTTPError):
-                        if (await client.get("/health")).is_success:
+                        if (await client.get(flower.HEALTH)).is_success:
                             return
                     await asyncio.wait([ended], timeout=_POLL_S)
                     if ended.done():

@@ -24,7 +24,7 @@ from knnper.client.service.app import make_service
 from knnper.client.service.bodies import Bodies, Budget, Limits
 from knnper.client.service.errors import RequestError
 from knnper.client.service.metrics import Metrics
-from knnper.client.service.server import is_loopback, make_server, serve
+from knnper.client.service.server import make_server, serve
 from knnper.client.service.session import Current, Workers
 from knnper.client.service.tokens import Tokens
 from knnper.client.settings import ServiceCertificate, ServiceSettings
@@ -218,8 +218,6 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org")))
     app = make_service("site-a", lambda: small_served(tmp_path), tokens=None)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

@@ -124,6 +124,8 @@ def test_without_security(tmp_path: Path) -> None:
         ("127.3.0.1:65535", "127.3.0.1", True),
         ("localhost:80", "localhost", True),
         ("0.0.0.0:80", "0.0.0.0", False),
+        ("[::]:80", "::", False),
+        ("192.168.0.1:80", "192.168.0.1", False),
     ],
 )
 def test_addresses(text: str, host: str, loopback: bool) -> None:
