@@ -109,14 +109,11 @@ class Federation(ABC):
         Whether clients may be offline.
     trusts_clients
         True for virtual clients, which the run itself makes.
-    stop
-        Set to end the run.
     """
 
     round_attempts: int = 1
     may_be_away: bool = False
     trusts_clients: bool = True
-    stop: threading.Event
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:  # noqa: B027
         """Wait until at least ``least`` of ``clients`` are online."""
@@ -129,17 +126,28 @@ class Federation(ABC):
         """Return whether a client is online."""
         return True
 
+
+class LiveFederation(Federation):
+    """A federation that also sends requests without waiting for their replies.
+
+    Attributes
+    ----------
+    stop
+        Set to end the run.
+    """
+
+    stop: threading.Event
+
+    @abstractmethod
     def begin(self, step: Step, request: Request) -> None:
         """Send a request without waiting for the reply, see `answered`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answered(self) -> Sequence[Reply]:
         """Return the replies to `begin` that arrived since the last call."""
-        raise NotImplementedError
 
-    def require_client(  # noqa: B027
-        self, clients: Sequence[str], waited_s: float
-    ) -> None:
+    @abstractmethod
+    def require_client(self, clients: Sequence[str], waited_s: float) -> None:
         """Raise `RunError` if none of ``clients`` came within the time to wait."""
 
 
@@ -342,8 +350,8 @@ class FlowerFederation(Federation):
         # folder is deleted at the end of the run.
         packer.discard_all()
 
-    @override
     def begin(self, step: Step, request: Request) -> None:
+        """Send a request without waiting for the reply, see `answered`."""
         records = self._packer.pack_request(request)
         patience = replace(self.patience, pace=self.paces.get(step.purpose))
         if self._window is None:
@@ -351,8 +359,8 @@ class FlowerFederation(Federation):
         name = self._window.push(self._message(step, request, records))
         self._begun[name] = step.purpose, request, records
 
-    @override
     def answered(self) -> Sequence[Reply]:
+        """Return the replies to `begin` that arrived since the last call."""
         replies: list[Reply] = []
         for name, message in self._window.take() if self._window else ():
             purpose, request, records = self._begun.pop(name)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.server.federation import LiveFederation, Reply, Request, Step
 from knnper.server.traces import Traces
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.training import num_steps
@@ -291,7 +291,7 @@ class LiveFleet(Fleet):
 
     def __init__(
         self,
-        federation: Federation,
+        federation: LiveFederation,
         sizes: Mapping[str, int],
         key: RandomKey,
         request: Callable[[str, int], Request],

@@ -31,7 +31,7 @@ from knnper.server.explosion import (
     explosion_sign,
     median_loss,
 )
-from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
 from knnper.server.results import in_groups, validation_problem
@@ -502,6 +502,9 @@ class RoundLoop:
         }
         if not is_timed_by_clients(training):
             return schedule_of(training, sizes, self.method, self.key)
+        if not isinstance(self.federation, LiveFederation):
+            found = type(self.federation).__name__
+            raise TypeError(f"expected a LiveFederation, found {found}")
         if start.history.trained_in is not None:
             raise RunError(
                 f"training.timing: found {training.timing.name} for real clients with "

@@ -13,7 +13,13 @@ from typing_extensions import override
 from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
 from knnper.server.checkpoints import Checkpoint
-from knnper.server.federation import Federation, FlowerFederation, Reply, Request, Step
+from knnper.server.federation import (
+    FlowerFederation,
+    LiveFederation,
+    Reply,
+    Request,
+    Step,
+)
 from knnper.server.link.authorized import Registered
 from knnper.server.roster import Member, Roster
 from knnper.server.run import Conductor
@@ -181,7 +187,7 @@ class Directory:
 
 
 @dataclass
-class SiteFederation(Federation):
+class SiteFederation(LiveFederation):
     """Real clients, which are sent requests by name while they are online."""
 
     directory: Directory
