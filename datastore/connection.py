@@ -19,8 +19,8 @@ from knnper.datastore.examples import (
     to_restore,
 )
 
-# Examples take some kilobytes. Larger pages than SQLite's 4096 bytes hold several of
-# them, and a batch is written almost twice as fast.
+# An example takes a few kilobytes. Pages larger than SQLite's default of 4096 bytes
+# hold several examples, and a batch is written almost twice as fast.
 PAGE_BYTES = 16384
 # Seconds that a statement waits for another process to end its transaction.
 WAIT_S = 10.0

@@ -37,8 +37,8 @@ ROWS_AT_ONCE = 256
 EPS, TINY = (float(value) for value in (np.finfo("f4").eps, np.finfo("f4").tiny))
 
 # Up to these numbers of queries, and of numbers in them, FAISS sums squared
-# differences. Above some threshold (20 queries, in later versions 128,000 numbers) it
-# expands them into a dot product, whose cancellation can lose all digits of a small
+# differences. Above a threshold (20 queries, in later versions 128,000 numbers) it
+# computes |x|² - 2 x·y + |y|², where cancellation can lose all digits of a small
 # distance.
 QUERIES_AT_ONCE, NUMBERS_AT_ONCE = 16, 65536
 
@@ -66,14 +66,11 @@ class VectorIndex(ABC):
 
     Attributes
     ----------
-    keeps_vectors
-        Whether `vectors` returns the bits that were added.
     forgets
         Whether `remove` erases a vector's bytes. If not, it hides the vector until the
         index is rebuilt.
     """
 
-    keeps_vectors: bool = False
     forgets: bool = False
 
     def __init__(self, content: "IndexFile") -> None:
@@ -108,10 +105,6 @@ class VectorIndex(ABC):
     def candidates(self, queries: Vectors, count: int) -> Candidates:
         """Find ``count`` candidates for each of m queries (m, p)."""
 
-    def vectors(self, ids: Ids) -> Vectors:
-        """Return the vectors (m, p) of ``ids`` (m,) if the index keeps them."""
-        raise NotImplementedError
-
     def write(self, path: Path) -> None:
         """Write the index to one file."""
         IndexFile(self._index, self._by_slot, self._num_sample, self._num_since).write(
@@ -122,12 +115,11 @@ class VectorIndex(ABC):
 class FlatIndex(VectorIndex):
     """Every query is compared with every vector.
 
-    Rough squared distances are float32 sums of squared differences. They differ from
-    the exact ones by at most about p 2^-23 of their value, and by p times the smallest
-    normal number where squares underflow. They do not depend on the other queries.
+    Rough squared distances are float32 sums of squared differences. Their relative
+    error is at most about p 2^-23; where squares underflow, an absolute error of up to
+    p times the smallest normal number is added. They do not depend on other queries.
     """
 
-    keeps_vectors = True
     forgets = True
     is_outgrown = False
 
@@ -179,8 +171,8 @@ class FlatIndex(VectorIndex):
         rough, slots = self._search(queries, count)
         return Candidates(rough, self._by_slot[slots]), self._rows()[slots]
 
-    @override
     def vectors(self, ids: Ids) -> Vectors:
+        """Return the vectors (m, p) of ``ids`` (m,), with the bits that were added."""
         return self._rows()[self._slots_of(ids)]
 
     def _search(self, queries: Vectors, count: int) -> tuple[Vectors, Slots]:
@@ -299,13 +291,13 @@ class FlatSettings(Settings):
         """Return the bytes that a vector of p = ``dim`` numbers takes."""
         return 4 * dim
 
-    def build(self, dim: int, ids: Ids, vectors: Vectors) -> VectorIndex:
+    def build(self, dim: int, ids: Ids, vectors: Vectors) -> FlatIndex:
         """Build an index of ``vectors`` (n, p) under ``ids`` (n,), none negative."""
         index = FlatIndex(IndexFile(faiss.IndexFlatL2(dim), np.empty(0, np.int64)))
         index.add(ids, vectors)
         return index
 
-    def read(self, path: Path, dim: int) -> VectorIndex:
+    def read(self, path: Path, dim: int) -> FlatIndex:
         """Read what `VectorIndex.write` wrote; `StoreDamagedError` if it is not."""
         content = _read_index_file(path)
         _require_layout(path, content, [faiss.IndexFlatL2(dim)])

@@ -1,11 +1,13 @@
 """Files beside a store's database: the record of acknowledged changes, and the lock.
 
-SQLite takes a damaged log for one that a crash has cut short: it drops the damaged
-transaction and all later ones without an error. The number of acknowledged changes,
-written after each transaction, distinguishes the two. It is not synced to disk at once,
-because a second fsync would double the cost of a transaction. A killed process leaves
-it in the system's memory; a power cut leaves at worst a smaller number, which raises no
-false alarm.
+SQLite cannot tell a damaged log from a log that a crash cut short: in both cases it
+drops the first incomplete transaction and all later ones without an error. A store
+therefore records its number of acknowledged changes after each transaction; a database
+with fewer changes is damaged.
+
+The record is not synced to disk at once, because a second fsync would double the cost
+of a transaction. If the process is killed, the operating system still writes the
+record. After a power cut an older record may be left, which never causes a false alarm.
 """
 
 import json

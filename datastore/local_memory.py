@@ -95,8 +95,9 @@ class NeighborTable:
     Attributes
     ----------
     indices
-        int64, shape (n, k'). Examples are numbered from 0 as they are added, by ``fit``
-        (``X``, then ``X_val``) and each ``partial_fit``.
+        Numbers of the examples, int64 of shape (n, k'). Examples are numbered from 0 in
+        the order in which they were added: ``X`` of `LocalMemory.fit`, its ``X_val``,
+        then the inputs of each `LocalMemory.partial_fit`.
     names
         Their names, object array of shape (n, k'); None for an unnamed example.
     labels
@@ -698,8 +699,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _as_rows(self, inputs: NDArray[Any], *, is_first: bool) -> Tensor:
         """Convert inputs (n, p) of a memory without a model to rows of float32.
 
-        Columns that float32 cannot resolve get an origin. The inputs of `fit` decide
-        which ones, since later inputs may be too few to measure a column's variation.
+        Columns whose values float32 cannot tell apart are stored relative to an origin.
+        `fit` selects these columns and their origins; later calls keep them, because
+        their inputs may be too few to measure how much a column varies.
         """
         if not is_first:
             return as_tensor(self._rounded(inputs))

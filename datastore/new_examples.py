@@ -85,8 +85,8 @@ def _require_inputs(inputs: Tensor | None, spec: StoreSpec, num_rows: int) -> No
     if spec.input is None:
         if inputs is not None:
             raise DataError(
-                "inputs: found some, but the store was created to keep none; leave "
-                "them out, or create a store whose spec gives their layout"
+                "inputs: found inputs, but this store keeps none; leave them out, or "
+                "create a store whose spec gives the layout of inputs"
             )
         return
     expected = (num_rows, *spec.input.shape)

@@ -234,7 +234,7 @@ def _nearest(
         # vectors that are no candidates: its float32 distance less the rounding error.
         bound = rough[:, -1].astype(np.float64) * (1 - (index.dim + 8) * EPS)
         certain &= distances[:, -1] < bound - index.dim * TINY
-    vectors_of = index.vectors if index.keeps_vectors else read_vectors
+    vectors_of = index.vectors if isinstance(index, FlatIndex) else read_vectors
     for row in np.flatnonzero(~certain).tolist():
         distances[row], nearest_ids[row] = _scan(
             queries[row], index.ids, num_found, vectors_of
@@ -297,9 +297,9 @@ class View:
 
     def vectors(self, ids: Ids) -> Vectors:
         """Return stored embeddings (m, p) by id, as they were added."""
-        return (self.index.vectors if self.index.keeps_vectors else self.read_vectors)(
-            ids
-        )
+        if isinstance(self.index, FlatIndex):
+            return self.index.vectors(ids)
+        return self.read_vectors(ids)
 
 
 def bring_up_to_date(

@@ -26,7 +26,7 @@ from knnper.datastore.examples import (
     to_delete,
     to_restore,
 )
-from knnper.datastore.index import VectorIndex
+from knnper.datastore.index import FlatIndex, VectorIndex
 from knnper.datastore.journal import ACKNOWLEDGED, Acknowledged
 from knnper.datastore.policy import forget
 from knnper.datastore.search import MANIFEST, IndexCache, file_sha256
@@ -518,7 +518,7 @@ def _content_problems(index: VectorIndex, rows: Rows) -> Iterator[str]:
     unknown = index.ids[index.ids > rows.state().stream.num_offered]
     if len(unknown):
         yield f"has examples that were never stored: {named(unknown.tolist())}"
-    if not index.keeps_vectors:
+    if not isinstance(index, FlatIndex):
         return
     ids = np.intersect1d(index.ids, rows.contents().ids)
     for part in np.array_split(ids, 1 + len(ids) // 1024):

@@ -11,6 +11,7 @@ from knnper.datastore.examples import StoreDamagedError
 from knnper.datastore.index import (
     NOTHING,
     FactorySettings,
+    FlatIndex,
     FlatSettings,
     IndexSettings,
     VectorIndex,
@@ -68,7 +69,7 @@ def require_contents(
         return
     ids = np.array(sorted(expected), np.int64)
     vectors = np.stack([expected[number] for number in ids])
-    if index.keeps_vectors:
+    if isinstance(index, FlatIndex):
         kept = index.vectors(ids[::-1].copy())[::-1]
         assert kept.tobytes() == vectors.tobytes()
     count = min(5, len(expected))
@@ -298,7 +299,7 @@ def test_rough_distances_of_flat_keep_their_bound(dim: int) -> None:
 )
 def test_nearest_equals_brute_force(vectors: Vectors) -> None:
     first = vectors[:-10]
-    index = build(FlatSettings(), first, first_id=0)
+    index = FlatSettings().build(DIM, np.arange(len(first)), first)
     removed = np.arange(5, len(vectors), 7)[:-2]
     index.remove(removed)
     index.add(np.arange(len(first), len(vectors)), vectors[-10:])

@@ -126,7 +126,7 @@ def test_examples_that_do_not_fit_are_refused_as_a_whole(tmp_path: Path) -> None
 
 def test_a_store_without_inputs(tmp_path: Path) -> None:
     with create_store(tmp_path / "s", StoreSpec(4), 6, "model") as store:
-        with pytest.raises(DataError, match="created to keep none"):
+        with pytest.raises(DataError, match="keeps none"):
             store.add(examples(1))
         store.add(NewExamples(torch.ones(1, 6), torch.tensor([3])))
         with pytest.raises(StoreError, match="keeps no raw inputs"):
