@@ -72,14 +72,6 @@ class ModelSettings(Settings):
         libraries: ``contiguous`` where the network fails with the other.
     """
 
-    later: ClassVar[tuple[str, ...]] = (
-        "trained",
-        "num_blocks",
-        "lora",
-        "frozen",
-        "memory_format",
-    )
-
     weights: str | tuple[str, ...] | None = None
     trained: Literal["all", "head", "last_blocks", "lora"] = "all"
     num_blocks: PositiveInt = 1

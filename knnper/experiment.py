@@ -31,7 +31,6 @@ from knnper.settings import (
     dotted,
     is_name,
     is_reference,
-    later_defaults,
     parse_overrides,
     plain,
     shown,
@@ -54,12 +53,15 @@ _FROM_AN_EXPERIMENT = {
     "of a comparison and each method into rows; knnper init FOLDER --compare makes one "
     "to start from",
 }
-_NUMERIC = (
+# Settings in the section ``run`` on which results depend.
+_RUN_SETTINGS_OF_RESULTS = (
     "seed",
     "max_failed_fraction",
     "max_update_norm_ratio",
+    "max_update_median_ratio",
     "threads_per_worker",
     "evaluation_batch_size",
+    "metrics",
 )
 
 
@@ -127,8 +129,6 @@ class DeviceSettings(Settings):
     availability_trace
         File with the availability of devices, if it is separate from ``trace``.
     """
-
-    later = ("trace", "availability_trace")
 
     examples_per_s: PositiveFloat = 100.0
     speed_spread: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
@@ -295,17 +295,6 @@ class TrainingSettings(Settings):
         Sampling of a round's clients: ``uniform``, or by ``utility`` per second.
     """
 
-    later = (
-        "optimizer",
-        "loss",
-        "class_weights",
-        "clip_norm",
-        "compression",
-        "devices",
-        "timing",
-        "selection",
-    )
-
     num_rounds: PositiveInt = 50
     participation: PositiveFraction = 1.0
     local_epochs: PositiveInt | None = None
@@ -461,8 +450,6 @@ class RunSettings(Settings):
     federation
         Settings for clients on other machines.
     """
-
-    later = ("max_update_median_ratio", "metrics")
 
     seed: NonNegativeInt = 0
     engine: Literal["flower", "serial"] = "flower"
@@ -875,18 +862,10 @@ def results_identity(experiment: Experiment) -> str:
 def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     """Return the settings behind `results_identity` as plain values by section."""
     document = to_document(experiment)
-    run = {name: document["run"][name] for name in (*_NUMERIC, *RunSettings.later)}
-    for name in later_defaults(experiment.run):
-        del run[name]
+    run = {name: document["run"][name] for name in _RUN_SETTINGS_OF_RESULTS}
     run["gpu"] = experiment.run.gpus_per_client > 0
     left_out = ("name", "run", "own_code")
     relevant = {key: document[key] for key in document if key not in left_out}
-    for section, values in relevant.items():
-        for name in later_defaults(getattr(experiment, section)):
-            del values[name]
-    if (devices := experiment.training.devices) is not None:
-        for name in later_defaults(devices):
-            del relevant["training"]["devices"][name]
     # Both are derived from other settings once the model is built.
     for name in ("frozen", "memory_format"):
         relevant["model"].pop(name, None)

@@ -68,8 +68,6 @@ class ScalableSettings(ModelSettings):
         labels stay as many.
     """
 
-    later = (*ModelSettings.later, "width")
-
     width: PositiveFraction = 1.0
 
     def scaled(self, num_channels: int) -> int:

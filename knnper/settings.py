@@ -86,16 +86,8 @@ ProperFraction = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of all settings dataclasses: frozen, strict types, no unknown keys.
+    """Base of all settings dataclasses: frozen, strict types, no unknown keys."""
 
-    Attributes
-    ----------
-    later
-        Fields that were added after others. `results_identity` includes them only where
-        they differ from their default, so that older runs keep their identity.
-    """
-
-    later: ClassVar[tuple[str, ...]] = ()
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
@@ -546,12 +538,3 @@ def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, An
             yield from dotted(value, f"{place}{name}.")
         else:
             yield f"{place}{name}", value
-
-
-def later_defaults(chosen: Choice[Settings] | Settings) -> list[str]:
-    """Return the names of the fields in ``later`` that have their default."""
-    settings = chosen.settings if isinstance(chosen, Choice) else chosen
-    default_of = {field.name: field.default for field in dataclasses.fields(settings)}
-    return [
-        name for name in settings.later if getattr(settings, name) == default_of[name]
-    ]

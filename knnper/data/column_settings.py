@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,12 +95,6 @@ class ColumnSettings(ImageSettings):
         ``table``, it is approximately this fraction of all rows. Rows of the same name
         stay together.
     """
-
-    later: ClassVar[tuple[str, ...]] = (
-        *ImageSettings.later,
-        *("image", "text", "tokenizer", "max_tokens", "download"),
-        *("image_size", "channels"),
-    )
 
     label: str
     features: Annotated[tuple[str, ...], Field(min_length=1)] | None = None

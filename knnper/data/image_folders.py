@@ -72,8 +72,6 @@ class ImageFolderSettings(ImageSettings):
     name = "image_folder"
     title = "Image folder"
     summary = "your own images: ROOT/CLASS/FILE, ROOT/train/CLASS/FILE, by user or not"
-    later = (*ImageSettings.later, "layout", "test_fraction", "seed")
-
     root: str
     client_separator: Annotated[str, Field(min_length=1)] | None = None
     layout: Literal["auto", "classes"] = "auto"

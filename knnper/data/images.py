@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import PIL
@@ -301,8 +301,6 @@ class ImageSettings(DataFormat):
         ``refuse`` raises an error that lists all unreadable images, ``skip`` leaves
         them out and logs their number.
     """
-
-    later: ClassVar[tuple[str, ...]] = ("on_error",)
 
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] = 3

@@ -100,8 +100,6 @@ class SitesSettings(Settings):
         and digest of the ``tokenizer``.
     """
 
-    later = ("vocabulary",)
-
     image_shape: ImageShape
     class_names: Annotated[tuple[ClassName, ...], Field(min_length=2)]
     mean: tuple[FiniteFloat, ...]

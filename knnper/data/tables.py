@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -178,8 +178,6 @@ class TableSettings(ColumnSettings):
     name = "table"
     title = "Table"
     summary = "your own rows: CSV or Parquet files with features, images or texts"
-    later: ClassVar[tuple[str, ...]] = (*ColumnSettings.later, "root")
-
     train: str
     test: str | None = None
     root: str | None = None

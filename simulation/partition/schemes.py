@@ -375,8 +375,6 @@ class PathologicalSettings(CountedSettings):
         proportion to draws from U(0.4, 0.6) (Achituve et al. 2021).
     """
 
-    later = (*CountedSettings.later, "shares")
-
     classes_per_client: PositiveInt = 2
     shares: Literal["even", "uneven"] = "even"
 

@@ -37,7 +37,6 @@ from knnper.settings import (
     Choice,
     Settings,
     is_reference,
-    later_defaults,
     parse_settings,
 )
 from knnper.strategies.auto import AutoSettings
@@ -85,8 +84,7 @@ class ModelCard:
 
     def architecture(self, door: Door = CLOSED) -> Choice[Settings]:
         """Return the section ``model``; a user's own code is opened by ``door``."""
-        # Cards omit this memory format.
-        settings = {"memory_format": "channels_last", **self.model}
+        settings = dict(self.model)
         name, source = str(settings.pop("name", None)), str(settings.pop(SOURCE, ""))
         problems, parsed, own_code = list[Problem](), None, None
         wrong = f"unknown {name!r}, expected one of {', '.join(sorted(MODELS))}"
@@ -119,27 +117,16 @@ DESCRIPTION = "model.json"
 MOST_FROZEN = 2**28
 """The most frozen numbers of a network beside its file of weights; 1 GB as float32."""
 
-# Settings that cards omit at these values, so that the fingerprint of a model, and with
-# it the stores that the model embedded, stay valid.
-_LATER: Mapping[str, Mapping[str, object]] = {
-    "tiny_cnn": {"norm": "none", "num_poolings": 1},
-    "leaf_cnn": {"norm": "none"},
-}
-
 
 def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     """Return the card of the model that an experiment trains."""
     model = to_document(experiment)["model"]
-    later = _LATER.get(model["name"], {}).items()
-    left_out = {"weights", *later_defaults(experiment.model)}
-    left_out |= {name for name, old in later if model[name] == old}
-    if model.get("memory_format") == "channels_last":
-        left_out.add("memory_format")
+    del model["weights"]
     if is_reference(model["name"]):
         model[SOURCE] = experiment.model.fingerprint
     return ModelCard(
         name=experiment.name,
-        model={name: model[name] for name in model if name not in left_out},
+        model=model,
         precision=known_precision(experiment.training.precision),
         evaluation_batch_size=experiment.run.evaluation_batch_size,
         num_threads=num_threads(experiment.run),
@@ -369,8 +356,6 @@ def save_model(folder: Path, model: StoredModel) -> None:
         weights = {VECTOR: model.weights.contiguous()}
         layout = {LAYOUT: model.layout} if model.layout else None
         card = CARD.dump_python(model.card, mode="json")
-        if model.card.spec.vocabulary is None:
-            del card["spec"]["vocabulary"]
         document = {
             "format": FORMAT,
             "fingerprint": model.fingerprint,
