@@ -14,6 +14,7 @@ from knnper.datastore.tuning import (
     choose_parameters,
     evenly_spread,
     left_out_evidence,
+    parameter_grid,
 )
 from knnper.strategies.core.exported_model import GlobalModel
 
@@ -42,7 +43,7 @@ def estimate(
     """
     if len(positions) < FEWEST:
         return Accuracy(), Gain(num_examples=len(positions))
-    most_neighbors = max(settings.grid().num_neighbors)
+    most_neighbors = max(parameter_grid(settings).num_neighbors)
     # A site's files come sorted by class: examples are picked at even distances, and a
     # fold takes every tenth of them.
     sampled = positions[evenly_spread(len(positions), MOST)]

@@ -65,8 +65,10 @@ from knnper.datastore.tuning import (
     choose_parameters,
     evenly_spread,
     fill_and_tune,
+    is_fixed,
     left_out_evidence,
     no_evidence,
+    parameter_grid,
 )
 from knnper.embedding_model import EmbeddingModel, laid_out
 from knnper.errors import ConfigError, DataError, Problem
@@ -275,9 +277,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         settings, store = self._settings(), self.store_
         evidence = no_evidence(len(self.classes_))
-        if not settings.is_fixed:
+        if not is_fixed(settings):
             positions = evenly_spread(len(store), MOST_LEFT_OUT)
-            most = max(settings.grid().num_neighbors)
+            most = max(parameter_grid(settings).num_neighbors)
             prior = settings.class_prior
             evidence = left_out_evidence(store, positions, self._head, most, prior)
         self._fitted = settings

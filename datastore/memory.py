@@ -5,7 +5,6 @@ Memorization", ICML 2022, Algorithm 1. `knnper.datastore.tuning` makes the choic
 `knnper.datastore.prediction` predicts with it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -103,49 +102,6 @@ class TuningSettings(EvidenceSettings):
 
 
 @dataclass(frozen=True)
-class ParameterGrid:
-    """The combinations of λ, k and σ that a client chooses from.
-
-    The order breaks ties: the first of equally good combinations wins, which has the
-    smallest λ, then the smallest k, then the largest σ (the most even vote).
-    """
-
-    knn_weights: tuple[float, ...]  # λ, ascending
-    num_neighbors: tuple[int, ...]  # k, ascending
-    kernel_scales: tuple[float, ...]  # σ, descending
-
-    @classmethod
-    def of(
-        cls,
-        knn_weights: Sequence[float],
-        num_neighbors: Sequence[int],
-        kernel_scales: Sequence[float],
-    ) -> "ParameterGrid":
-        """Combine values given in any order; repetitions count once."""
-        if not (knn_weights and num_neighbors and kernel_scales):
-            raise ValueError(
-                "expected at least one knn_weight, num_neighbors and kernel_scale to "
-                f"choose from, found {knn_weights}, {num_neighbors} and {kernel_scales}"
-            )
-        return cls(
-            knn_weight_grid(knn_weights),
-            tuple(sorted(set(num_neighbors))),
-            tuple(sorted(set(kernel_scales), reverse=True)),
-        )
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The numbers of λ, k and σ."""
-        return len(self.knn_weights), len(self.num_neighbors), len(self.kernel_scales)
-
-
-def knn_weight_grid(knn_weights: Sequence[float]) -> tuple[float, ...]:
-    """Sort the values of λ, and add 0 unless λ is fixed to a single value."""
-    weights = set(knn_weights)
-    return tuple(sorted(weights if len(weights) == 1 else weights | {0.0}))
-
-
-@dataclass(frozen=True)
 class KnnSettings(Settings):
     """The local memory and its part in the prediction.
 
@@ -180,38 +136,6 @@ class KnnSettings(Settings):
     tuning: TuningSettings = field(default_factory=TuningSettings)
     class_prior: ClassPriorSettings = field(default_factory=ClassPriorSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
-
-    def grid(self) -> ParameterGrid:
-        """Return the combinations of λ, k and σ that a client chooses from."""
-        return ParameterGrid.of(
-            self.knn_weights,
-            self.tuning.num_neighbors_grid or (self.num_neighbors,),
-            self.tuning.kernel_scale_grid or (self.kernel_scale,),
-        )
-
-    def grid_without_evidence(self) -> ParameterGrid:
-        """Return the combinations for a client without examples to score.
-
-        k and σ are then the values set, or the only value of their grid.
-        """
-        grid = self.grid()
-        counts, scales = grid.num_neighbors, grid.kernel_scales
-        return ParameterGrid.of(
-            self.knn_weights,
-            counts if len(counts) == 1 else (self.num_neighbors,),
-            scales if len(scales) == 1 else (self.kernel_scale,),
-        )
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether there is nothing to choose: one λ, k and σ, and no class prior."""
-        return self.grid().shape == (1, 1, 1) and not self.class_prior.strengths
-
-    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
-        """Return the kind of evidence for a client with splits of these sizes."""
-        if self.is_fixed:
-            return "none"
-        return self.tuning.evidence_of(num_train, num_validation)
 
 
 def default_memory() -> KnnSettings:

@@ -32,9 +32,7 @@ from knnper.datastore.memory import (
     CriterionName,
     EvidenceKind,
     KnnSettings,
-    ParameterGrid,
     PriorPoint,
-    knn_weight_grid,
 )
 from knnper.datastore.prediction import (
     KERNELS,
@@ -218,6 +216,75 @@ def evenly_spread(count: int, most: int | None = None) -> Tensor:
     if most is None or count <= most:
         return torch.arange(count)
     return torch.linspace(0, count - 1, most).round().long()
+
+
+# The combinations to choose from
+
+
+@dataclass(frozen=True)
+class ParameterGrid:
+    """The combinations of λ, k and σ that a client chooses from.
+
+    The order breaks ties: the first of equally good combinations wins, which has the
+    smallest λ, then the smallest k, then the largest σ (the most even vote).
+    """
+
+    knn_weights: tuple[float, ...]  # λ, ascending
+    num_neighbors: tuple[int, ...]  # k, ascending
+    kernel_scales: tuple[float, ...]  # σ, descending
+
+    @classmethod
+    def of(
+        cls,
+        knn_weights: Sequence[float],
+        num_neighbors: Sequence[int],
+        kernel_scales: Sequence[float],
+    ) -> "ParameterGrid":
+        """Combine values given in any order; repetitions count once."""
+        if not (knn_weights and num_neighbors and kernel_scales):
+            raise ValueError(
+                "expected at least one knn_weight, num_neighbors and kernel_scale to "
+                f"choose from, found {knn_weights}, {num_neighbors} and {kernel_scales}"
+            )
+        return cls(
+            knn_weight_grid(knn_weights),
+            tuple(sorted(set(num_neighbors))),
+            tuple(sorted(set(kernel_scales), reverse=True)),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The numbers of λ, k and σ."""
+        return len(self.knn_weights), len(self.num_neighbors), len(self.kernel_scales)
+
+
+def knn_weight_grid(knn_weights: Sequence[float]) -> tuple[float, ...]:
+    """Sort the values of λ, and add 0 unless λ is fixed to a single value."""
+    weights = set(knn_weights)
+    return tuple(sorted(weights if len(weights) == 1 else weights | {0.0}))
+
+
+def parameter_grid(
+    settings: KnnSettings, *, has_evidence: bool = True
+) -> ParameterGrid:
+    """Return the combinations of λ, k and σ that a client chooses from.
+
+    Without examples to score, k and σ are the values set, or the only value of their
+    grid.
+    """
+    counts = settings.tuning.num_neighbors_grid or (settings.num_neighbors,)
+    scales = settings.tuning.kernel_scale_grid or (settings.kernel_scale,)
+    if not has_evidence and len(set(counts)) > 1:
+        counts = (settings.num_neighbors,)
+    if not has_evidence and len(set(scales)) > 1:
+        scales = (settings.kernel_scale,)
+    return ParameterGrid.of(settings.knn_weights, counts, scales)
+
+
+def is_fixed(settings: KnnSettings) -> bool:
+    """Return whether there is nothing to choose: one λ, k and σ, no class prior."""
+    has_prior = bool(settings.class_prior.strengths)
+    return parameter_grid(settings).shape == (1, 1, 1) and not has_prior
 
 
 # The score of a combination
@@ -427,10 +494,9 @@ def choose_parameters(
 ) -> KnnParameters:
     """Choose λ, k, σ and the class prior of a client with ``num_stored`` examples."""
     tuning = settings.tuning
-    has_evidence = len(evidence) > 0
     return best_parameters(
         evidence,
-        settings.grid() if has_evidence else settings.grid_without_evidence(),
+        parameter_grid(settings, has_evidence=len(evidence) > 0),
         KERNELS[settings.kernel],
         CRITERIA[tuning.criterion],
         prior_of_size(tuning.prior, tuning.prior_strength, num_stored),
@@ -511,8 +577,10 @@ def fill_and_tune(
     most_left_out
         The most examples to score by leave-one-out; None scores all.
     """
-    kind = settings.evidence_of(len(train), len(validation))
-    most_neighbors = max(settings.grid().num_neighbors)
+    kind: EvidenceKind = "none"
+    if not is_fixed(settings):
+        kind = settings.tuning.evidence_of(len(train), len(validation))
+    most_neighbors = max(parameter_grid(settings).num_neighbors)
     class_prior = settings.class_prior
     evidence = no_evidence(store.num_classes)
     store.add(train)

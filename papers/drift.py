@@ -23,10 +23,13 @@ from knnper import (
     UnitInterval,
 )
 from knnper.datastore.examples import NewExamples
-from knnper.datastore.memory import KnnSettings, knn_weight_grid
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import Store
-from knnper.datastore.tuning import choose_knn_weight
+from knnper.datastore.tuning import (
+    choose_knn_weight,
+    knn_weight_grid,
+)
 from knnper.simulation.partition.schemes import DirichletSettings, Integers, dirichlet
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled

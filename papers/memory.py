@@ -31,7 +31,7 @@ from knnper import (
     UnitInterval,
 )
 from knnper.datastore.examples import NewExamples, StoreSpec
-from knnper.datastore.memory import KnnSettings, ParameterGrid, knn_weight_grid
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import (
     KERNELS,
@@ -41,7 +41,15 @@ from knnper.datastore.prediction import (
     interpolate,
 )
 from knnper.datastore.store import UNNAMED, Store, empty_memory_store, memory_store
-from knnper.datastore.tuning import Queries, fill_and_tune, held_out, num_correct, score
+from knnper.datastore.tuning import (
+    ParameterGrid,
+    Queries,
+    fill_and_tune,
+    held_out,
+    knn_weight_grid,
+    num_correct,
+    score,
+)
 from knnper.simulation.partition.schemes import (
     DirichletSettings,
     Integers,

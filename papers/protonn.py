@@ -18,9 +18,12 @@ from knnper import (
     RunError,
     Settings,
 )
-from knnper.datastore.memory import KnnSettings, knn_weight_grid
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
-from knnper.datastore.tuning import choose_knn_weight
+from knnper.datastore.tuning import (
+    choose_knn_weight,
+    knn_weight_grid,
+)
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.text import percent

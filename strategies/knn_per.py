@@ -34,7 +34,10 @@ from knnper.datastore.memory import KnnSettings, store_settings_of
 from knnper.datastore.policy import require_settings
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.store import UNNAMED, Store, empty_memory_store
-from knnper.datastore.tuning import fill_and_tune
+from knnper.datastore.tuning import (
+    fill_and_tune,
+    is_fixed,
+)
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, Personalizer
@@ -107,7 +110,7 @@ def knn_predictor(
         return store, train, validation
 
     store, train, validation = embed_by(base)
-    scorer = base if settings.is_fixed else base.without_validation()
+    scorer = base if is_fixed(settings) else base.without_validation()
     if scorer is base:
         tuned = fill_and_tune(store, train, validation, base.head, settings)
     else:

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.datastore.memory import (
-    PAPER_KNN_WEIGHTS,
-    CriterionName,
-    KnnWeights,
-    knn_weight_grid,
-)
+from knnper.datastore.memory import PAPER_KNN_WEIGHTS, CriterionName, KnnWeights
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
-from knnper.datastore.tuning import choose_knn_weight
+from knnper.datastore.tuning import (
+    choose_knn_weight,
+    knn_weight_grid,
+)
 from knnper.seeding import RandomKey
 from knnper.settings import Settings
 from knnper.strategies.core.method import Personalizer

@@ -17,11 +17,12 @@ from knnper.datastore.class_prior import (
     label_information,
     reweight_classes,
 )
-from knnper.datastore.memory import CriterionName, ParameterGrid
+from knnper.datastore.memory import CriterionName
 from knnper.datastore.prediction import paper_kernel
 from knnper.datastore.tuning import (
     CRITERIA,
     Evidence,
+    ParameterGrid,
     Prior,
     Queries,
     best_parameters,

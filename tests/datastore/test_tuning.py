@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.datastore.memory import CriterionName, ParameterGrid, PriorPoint
+from knnper.datastore.memory import CriterionName, PriorPoint
 from knnper.datastore.prediction import (
     KnnParameters,
     interpolate,
@@ -20,6 +20,7 @@ from knnper.datastore.tuning import (
     NO_PRIOR,
     Criterion,
     Evidence,
+    ParameterGrid,
     Prior,
     Queries,
     best_parameters,

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.datastore.memory import KnnSettings, ParameterGrid
+from knnper.datastore.memory import KnnSettings
+from knnper.datastore.tuning import ParameterGrid
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.split import Clients

@@ -29,6 +29,7 @@ from knnper.datastore.prediction import KernelName, KnnPredictor
 from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
 from knnper.datastore.tuning import (
     fill_and_tune,
+    is_fixed,
     left_out_evidence,
     validation_evidence,
 )
@@ -428,7 +429,7 @@ def test_with_a_fixed_weight_the_sharpness_is_chosen() -> None:
     described = tuned.predictor(lambda x: x, head, store, settings).describe()
     assert described["sharpness"] == 2.0
     fixed = KnnSettings(knn_weights=(0.0,))
-    assert fixed.evidence_of(8, 40) == "none"
+    assert is_fixed(fixed)
 
 
 @pytest.mark.parametrize("evidence", ["validation", "leave_one_out"])

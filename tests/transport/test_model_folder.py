@@ -67,7 +67,7 @@ def test_the_fingerprint_is_of_all_that_an_embedding_depends_on() -> None:
 
 def test_a_method_without_a_memory_gets_the_default_one() -> None:
     assert small_model(method="fedavg").card.memory == default_memory()
-    assert default_memory().evidence_of(20, 1) == "leave_one_out"
+    assert default_memory().tuning.evidence_of(20, 1) == "leave_one_out"
 
 
 def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:

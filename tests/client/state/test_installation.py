@@ -23,10 +23,16 @@ from knnper.data.characters import CHARACTER_NAMES
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from knnper.datastore.memory import KnnSettings, ParameterGrid, TuningSettings
+from knnper.datastore.memory import KnnSettings, TuningSettings
 from knnper.datastore.prediction import KERNELS
 from knnper.datastore.store import Store, empty_memory_store, memory_store, open_store
-from knnper.datastore.tuning import CRITERIA, Tuned, fill_and_tune, score
+from knnper.datastore.tuning import (
+    CRITERIA,
+    ParameterGrid,
+    Tuned,
+    fill_and_tune,
+    score,
+)
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel, ModelError
 from knnper.strategies.core.task import evaluate
