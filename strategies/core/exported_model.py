@@ -152,45 +152,21 @@ def _memory_of(settings: Settings) -> KnnSettings | None:
 
 @dataclass(frozen=True)
 class _Identity(Record):
-    """Everything beside the image that an embedding depends on.
+    """Everything that an embedding depends on, beside the input itself.
 
     The names of the fields enter the fingerprint.
     """
 
     weights: Tensor
     model: dict[str, object]
-    image_shape: tuple[int, ...]
-    num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    spec: InputSpec
     precision: str
-
-
-@dataclass(frozen=True)
-class _FeatureIdentity(Record):
-    """The identity for inputs that are no images, with their type."""
-
-    identity: _Identity
-    dtype: str
 
 
 def fingerprint_of(card: ModelCard, weights: Tensor) -> str:
     """Return the SHA-256, in hexadecimal, of all that φ and the head depend on."""
-    spec = card.spec
-    identity = _Identity(
-        weights=weights,
-        model={name: _hashable(value) for name, value in card.model.items()},
-        image_shape=spec.image_shape,
-        num_classes=spec.num_classes,
-        mean=spec.mean,
-        std=spec.std,
-        precision=card.precision,
-    )
-    if spec.dtype == "uint8":
-        return fingerprint(identity)
-    ids = spec.vocabulary
-    tokens = "" if ids is None else f" {ids.size} {ids.padding_id} {ids.tokenizer}"
-    return fingerprint(_FeatureIdentity(identity, spec.dtype + tokens))
+    model = {name: _hashable(value) for name, value in card.model.items()}
+    return fingerprint(_Identity(weights, model, card.spec, card.precision))
 
 
 def _hashable(value: Any) -> Any:
