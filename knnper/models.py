@@ -97,18 +97,14 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
             chosen = arguments(settings, OwnModelSettings)
             model = entry(**chosen, **given_to(entry, **possible))
     if isinstance(model, EmbeddingModel):
-        _load(model, settings)
+        assert isinstance(settings, ModelSettings), "of the network's settings type"
+        load_weights(model, settings.weights, published=model.published_head)
         return model
     if not isinstance(model, nn.Module):
         type_name = type(model).__name__
         raise OwnCodeError(f"{choice.name} returned {type_name}, expected a nn.Module")
     assert isinstance(settings, OwnModelSettings), "of the kind's base"
     stored = torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
-
-    def load(network: nn.Module, head: str) -> None:
-        for name in as_names(settings.weights):
-            load_weights(network, weight_files.located(name), head)
-
     return split(
         model,
         natural(normalizer(spec)(stored)),
@@ -116,16 +112,8 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
         representation=settings.representation,
         name=choice.name,
         fix=NAME_IT,
-        load=load,
+        load=lambda network, head: load_weights(network, settings.weights, head),
     )
-
-
-def _load(module: EmbeddingModel, settings: Settings) -> None:
-    """Copy the files of weights that settings name into a model."""
-    assert isinstance(settings, ModelSettings), "of the kind's base"
-    for name in as_names(settings.weights):
-        path = weight_files.located(name)
-        load_weights(module, path, published=module.published_head)
 
 
 def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
@@ -234,7 +222,7 @@ def build_model(
     with rng.torch():
         module = kind(settings, spec)
         if not isinstance(module, Pretrained):
-            _load(module, settings)
+            load_weights(module, files, published=module.published_head)
         _set_trained(module, settings, trained)
     module.replayable = not isinstance(module, Pretrained)
     return _flat(module, choice, spec, device)
@@ -270,7 +258,7 @@ def _flat(
 ) -> FlatModel:
     """Return the flat model; reject frozen weights other than the settings'."""
     settings = choice.local or choice.settings
-    assert isinstance(settings, ModelSettings), "asked before"
+    assert isinstance(settings, ModelSettings), "checked by `build_model`"
     use_faster_layers(module)
     if settings.memory_format is not None:
         module.memory_format = settings.memory_format

@@ -28,7 +28,6 @@ from knnper.weight_files import (
     is_file_name,
     load_tensors,
     load_weights,
-    located,
 )
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -134,8 +133,7 @@ class Pretrained(Network):
 
     def load(self, network: nn.Module, head: str, settings: Any) -> None:
         """Load the weights into the network; ``head`` is the name of its head."""
-        for name in as_names(settings.weights):
-            load_weights(network, located(name), head)
+        load_weights(network, settings.weights, head)
 
 
 def _unknown(section: str, name: str, known: list[str], hint: str = "") -> ConfigError:

@@ -213,10 +213,18 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def load_weights(
-    module: nn.Module, path: Path, head: str = "classifier", published: str = ""
+    module: nn.Module,
+    weights: str | Sequence[str] | None,
+    head: str = _HEAD,
+    published: str = "",
 ) -> None:
-    """Copy the tensors of a file into ``module``; see `load_tensors`."""
-    load_tensors(module, read_leaves(path), str(path), head, published)
+    """Copy the files in the setting ``model.weights`` into ``module``, in turn.
+
+    See `load_tensors`.
+    """
+    for name in as_names(weights):
+        path = located(name)
+        load_tensors(module, read_leaves(path), str(path), head, published)
 
 
 def load_tensors(

@@ -1,7 +1,5 @@
 """Networks of the experiments that are not models of the package."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -41,7 +39,7 @@ class AdaptedMobileNetV2(nn.Module):
     ) -> None:
         super().__init__()
         network = import_torchvision().models.mobilenet_v2()
-        load_weights(network, Path(backbone).expanduser(), "classifier.1")
+        load_weights(network, backbone, "classifier.1")
         # One chain, in which blocks are counted; the layer is the last block.
         self.features = nn.Sequential(
             *(_Resized(spec, image_size), *network.features),
