@@ -147,31 +147,6 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
-    """Return ``read(entry)``; None if the entry is missing or damaged."""
-    if not entry.exists():
-        return None
-    try:
-        return read(entry)
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        _LOG.warning("%s is damaged (%s) and will be decoded again", entry, error)
-        return None
-
-
-def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
-    """Replace ``entry`` by a folder that ``fill`` has filled; requires the lock."""
-    unfinished = entry.with_name(f"{entry.name}{UNFINISHED}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
-        fill(unfinished)
-        shutil.rmtree(entry, ignore_errors=True)
-        unfinished.rename(entry)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    sync_to_disc(entry.parent)
-
-
 def parse_json(content: str | bytes) -> Any:
     """Parse JSON from a file, or from a peer.
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -26,9 +27,10 @@ from knnper.data.examples import (
 from knnper.data.normalization import channel_statistics, real_statistics
 from knnper.data.numpy_files import RowFile, rows_in_parts
 from knnper.errors import DataError
-from knnper.files import FileLock, make_entry, read_if_sound, sync_to_disc
+from knnper.files import UNFINISHED, FileLock, sync_to_disc
 from knnper.reasons import Code, SafeReason
 
+_LOG = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 _ROWS_AT_ONCE = 1000
 CentralSplit: TypeAlias = Literal["train", "test"]
@@ -245,11 +247,36 @@ def state_of_files(paths: Iterable[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
+def _read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
+    """Return ``read(entry)``; None if the entry is missing or damaged."""
+    if not entry.exists():
+        return None
+    try:
+        return read(entry)
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        _LOG.warning("%s is damaged (%s) and will be decoded again", entry, error)
+        return None
+
+
+def _make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
+    """Replace ``entry`` by a folder that ``fill`` has filled; requires the lock."""
+    unfinished = entry.with_name(f"{entry.name}{UNFINISHED}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        fill(unfinished)
+        shutil.rmtree(entry, ignore_errors=True)
+        unfinished.rename(entry)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    sync_to_disc(entry.parent)
+
+
 def fill_once(
     entry: Path, lock: Path, read: Callable[[Path], T], fill: Callable[[Path], None]
 ) -> T:
     """Read a cache entry; fill it first, in one process at a time, if it is missing."""
-    content = read_if_sound(entry, read)
+    content = _read_if_sound(entry, read)
     if content is not None:
         return content
     with contextlib.ExitStack() as stack:
@@ -258,10 +285,10 @@ def fill_once(
             stack.enter_context(FileLock(lock, wait=True))
         except OSError as error:
             raise UnwritableCacheError(str(error)) from error
-        content = read_if_sound(entry, read)
+        content = _read_if_sound(entry, read)
         if content is not None:
             return content
-        make_entry(entry, fill)
+        _make_entry(entry, fill)
         return read(entry)
 
 
