@@ -85,6 +85,10 @@ STORE, DESCRIPTION = "store", "memory.json"  # in the folder of a memory
 _SETTINGS = [setting.name for setting in fields(KnnSettings)]
 _RARE_DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.bfloat16)
 """Types of tensors that few operations support, or that NumPy lacks."""
+_NO_LABELS = (
+    "y: found none, expected a label for each input; give them as y, or a data set of "
+    "inputs and labels"
+)
 _NO_HEAD = (
     "; or give its outputs to a memory without a model, or write an EmbeddingModel"
 )
@@ -315,10 +319,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs, own_labels = self._read(X)
         labels = self._one_source(own_labels, y)
         if labels is None:
-            raise ValueError(
-                "y: found none, expected a label for each input; give them as y, or a "
-                "data set of inputs and labels"
-            )
+            raise ValueError(_NO_LABELS)
         probabilities = self._predictor()(self._checked_queries(inputs)).numpy()
         predicted = self.classes_[probabilities.argmax(axis=1)]
         score: float = accuracy_score(labels, predicted, sample_weight=sample_weight)
@@ -411,8 +412,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         folder = Path(path)
         require_plain(folder)
-        mend = "save the memory again, or bring the folder back from a backup"
-        saved = read_document(_Saved, folder / DESCRIPTION, mend)
+        advice = "save the memory again, or bring the folder back from a backup"
+        saved = read_document(_Saved, folder / DESCRIPTION, advice)
         if saved is None:
             raise DataError(
                 f"{folder} holds no memory: {DESCRIPTION} is missing. Give the folder "
@@ -606,10 +607,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             inputs, labels = validate_data(self, inputs, labels, reset=is_first)
             inputs = self._as_rows(inputs, is_first=is_first)
         elif labels is None:
-            raise ValueError(
-                "y: found none, expected a label for each input; give them as y, or a "
-                "data set of inputs and labels"
-            )
+            raise ValueError(_NO_LABELS)
         labels = column_or_1d(labels)
         check_classification_targets(labels)
         check_consistent_length(inputs, labels)

@@ -22,9 +22,8 @@ OptionalNorm = Literal["none", "batch", "group"]
 NUM_GROUPS = 8
 
 INITIAL_DEVIATION = 0.01
-
-"""Of the initial weights: small, so that what a client never saw stays near uniform,
-and not zero, so that several models are not all the same."""
+"""Standard deviation of the initial weights: small, so that predictions start near
+uniform, and not zero, so that several models differ."""
 
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:

@@ -78,7 +78,7 @@ def import_torchvision() -> ModuleType:
 
 
 def import_extra(module: str, extra: str, purpose: str) -> Any:
-    """Return a module that an extra installs; ``what`` needs it."""
+    """Import a module that an extra installs; ``purpose`` begins the error."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

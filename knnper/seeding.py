@@ -41,9 +41,9 @@ class RandomKey:
         return np.random.Generator(np.random.PCG64(self.entropy()))
 
     def device(self, client: str) -> tuple[float, float]:
-        """Return how fast a client's device and its link are, of a run's own key.
+        """Draw the speeds of a client's device and of its link; of a run's root key.
 
-        In standard deviations above the mean of the logarithms, both standard normal.
+        Both are standard normal: deviations of the logarithm from its mean.
         """
         generator = self.child("device", client).numpy()
         return generator.normal(), generator.normal()
