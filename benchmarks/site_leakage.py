@@ -21,7 +21,8 @@ from flwr.app import Context, RecordDict
 from torch import Tensor
 
 from benchmarks.measurement import Measurement, make_parser, say
-from knnper.client.site import SiteNode, SiteWorker
+from knnper.client.runtime import TrainingRequest
+from knnper.client.site import SiteNode, SiteRuntime
 from knnper.errors import RefusedError
 from knnper.experiment import (
     Experiment,
@@ -53,7 +54,7 @@ class Target:
     folder: Path  # of the site's data
     public: Tensor  # similar images of the server, as rows in [0, 1]
 
-    def opened(self, settings: Experiment, limits: str = "") -> SiteWorker:
+    def opened(self, settings: Experiment, limits: str = "") -> SiteRuntime:
         """Start the client for a run; ``limits`` as in client.yaml, without braces."""
         file = self.folder / "client.yaml"
         file.write_text(
@@ -110,15 +111,17 @@ def _places(chosen: Tensor) -> set[int]:
     return set(torch.nonzero(chosen).flatten().tolist())
 
 
-def nothing_yet(worker: SiteWorker) -> Found:
+def nothing_yet(worker: SiteRuntime) -> Found:
     """Return the empty result before the attack."""
-    images = worker.runtime.source.data(CLIENT).train.images
+    images = worker.source.data(CLIENT).train.images
     return Found(images.reshape(len(images), -1).double() / 255, set(), set())
 
 
-def gained(worker: SiteWorker, weights: Tensor, server_round: int) -> Tensor:
+def gained(worker: SiteRuntime, weights: Tensor, server_round: int) -> Tensor:
     """Return the decrease of ``weights`` by training, float64."""
-    update = worker.train(CLIENT, ModelPayload(weights), server_round, 0, [0])
+    update = worker.train(
+        TrainingRequest(CLIENT, ModelPayload(weights), server_round, 0, [0])
+    )
     change: Tensor = weights.double() - update.weights.double()
     return change
 
@@ -129,9 +132,9 @@ def softmax_parts(change: Tensor) -> tuple[Tensor, Tensor]:
     return change[:stop].reshape(NUM_LABELS, NUM_PIXELS), change[stop:]
 
 
-def pixels(worker: SiteWorker, inputs: Tensor) -> Tensor:
+def pixels(worker: SiteRuntime, inputs: Tensor) -> Tensor:
     """Undo the normalisation of the model's inputs, to [0, 1]."""
-    spec = worker.runtime.spec
+    spec = worker.spec
     return inputs * spec.std[0] + spec.mean[0]
 
 
@@ -151,7 +154,7 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
     settings = experiment_over_sites(SOFTMAX, training)
     worker = target.opened(settings, "min_examples: 1")
     recovered = nothing_yet(worker)
-    weights = worker.runtime.method.init([CLIENT], worker.runtime.key).weights
+    weights = worker.method.init([CLIENT], worker.key).weights
     pairs = torch.combinations(torch.arange(NUM_LABELS)).T
     for server_round in range(1, rounds + 1):
         change = gained(worker, weights, server_round)
@@ -165,7 +168,9 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
     return recovered
 
 
-def trap_in_mlp(worker: SiteWorker, target: Target, share: float, rounds: int) -> Found:
+def trap_in_mlp(
+    worker: SiteRuntime, target: Target, share: float, rounds: int
+) -> Found:
     """Attack an mlp with a first layer that divides the images by one value.
 
     Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active if u·x > q_j, and all
@@ -176,7 +181,7 @@ def trap_in_mlp(worker: SiteWorker, target: Target, share: float, rounds: int) -
     recovered = nothing_yet(worker)
     model: Any = worker.limits.experiment.model.settings
     widths = model.hidden_sizes
-    spec, generator = worker.runtime.spec, torch.Generator().manual_seed(0)
+    spec, generator = worker.spec, torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
     places = (torch.arange(widths[0], dtype=torch.float64) + 0.5) / widths[0]
     signs = torch.linspace(-1, 1, NUM_LABELS, dtype=torch.float64) + 0.037
@@ -200,7 +205,7 @@ def trap_in_mlp(worker: SiteWorker, target: Target, share: float, rounds: int) -
     return recovered
 
 
-def trap_in_softmax(worker: SiteWorker, target: Target, rounds: int) -> Found:
+def trap_in_softmax(worker: SiteRuntime, target: Target, rounds: int) -> Found:
     """Attack softmax regression with weights that assign slices of images to labels.
 
     If p is 0 or 1, row c of an update is the sum of the images in slice c minus that of
@@ -208,7 +213,7 @@ def trap_in_softmax(worker: SiteWorker, target: Target, rounds: int) -> Found:
     later, a slice with one image reveals it.
     """
     recovered = nothing_yet(worker)
-    spec, generator = worker.runtime.spec, torch.Generator().manual_seed(0)
+    spec, generator = worker.spec, torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
     biases = torch.zeros(NUM_LABELS, dtype=torch.float64)
     biases[0] = 1e4
@@ -234,21 +239,21 @@ def trap_in_softmax(worker: SiteWorker, target: Target, rounds: int) -> Found:
     return recovered
 
 
-def label_counts(worker: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
+def label_counts(worker: SiteRuntime, *, honest: bool) -> tuple[Tensor, Tensor]:
     """Return the true label counts of the training data, and those from one update.
 
     Each step changes the bias of label c by its share of the batch minus the mean of
     p_c. For honest weights, the attack assumes 1 / (number of labels) for this mean. A
     model that predicts label 0 by a bias alone makes it 0 for the other labels.
     """
-    runtime, training = worker.runtime, worker.limits.experiment.training
-    weights = runtime.method.init([CLIENT], runtime.key).weights
+    training = worker.limits.experiment.training
+    weights = worker.method.init([CLIENT], worker.key).weights
     if not honest:
         weights = torch.zeros_like(weights)
         weights[-NUM_LABELS] = 1e4
     change = gained(worker, weights, 1)[-NUM_LABELS:]
-    labels = runtime.source.data(CLIENT).train.labels
-    rng = runtime.key.child("client_update", 1, CLIENT)
+    labels = worker.source.data(CLIENT).train.labels
+    rng = worker.key.child("client_update", 1, CLIENT)
     batches = mini_batches(len(labels), training.batch_size, rng)
     used = torch.cat([next(batches) for _ in range(len(labels) // training.batch_size)])
     prior = len(used) / NUM_LABELS if honest else 0
@@ -260,13 +265,13 @@ def label_counts(worker: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
     return torch.bincount(labels[used], minlength=NUM_LABELS), estimated
 
 
-def label_counts_of_validation(worker: SiteWorker) -> tuple[Tensor, Tensor, int]:
+def label_counts_of_validation(worker: SiteRuntime) -> tuple[Tensor, Tensor, int]:
     """Return the true label counts of the validation split, those from answers, and n.
 
     A model with the constant logit -d_c for label c has the loss n log Z + Σ n_c d_c.
     With d_c = 20 (n + 1)^-k, four counts are the digits of one number.
     """
-    labels = worker.runtime.source.data(CLIENT).validation.labels
+    labels = worker.source.data(CLIENT).validation.labels
     radix, at_once, answers = len(labels) + 1, 4, 0
     estimated = torch.zeros(NUM_LABELS, dtype=torch.int64)
     for first in range(0, NUM_LABELS - 1, at_once):
@@ -285,12 +290,12 @@ def label_counts_of_validation(worker: SiteWorker) -> tuple[Tensor, Tensor, int]
     return torch.bincount(labels, minlength=NUM_LABELS), estimated, answers
 
 
-def presence(worker: SiteWorker, images: Tensor) -> list[bool]:
+def presence(worker: SiteRuntime, images: Tensor) -> list[bool]:
     """Test for each image, (n, pixels) in [0, 1], whether it is in the validation data.
 
     An mlp computes the sum of |x - t| for an image t, and is confident if it is 0.
     """
-    spec = worker.runtime.spec
+    spec = worker.spec
     model: Any = worker.limits.experiment.model.settings
     first, second = model.hidden_sizes
     answers = []
@@ -320,7 +325,7 @@ def with_honest_weights(target: Target) -> Iterator[Figure]:
     yield "min_examples: 1", "one image an update", *_had(recovered, images, 400)
     settings = experiment_over_sites(SOFTMAX, {"batch_size": 1, "local_steps": 1})
     try:
-        target.opened(settings).train(CLIENT, None, 1, 0, [0])
+        target.opened(settings).train(TrainingRequest(CLIENT, None, 1, 0, [0]))
     except RefusedError as error:
         refused = {"refused": str(error)}
         yield "the default", "one image an update", 0, images, refused
@@ -371,7 +376,7 @@ def of_labels_and_presence(target: Target) -> Iterator[Figure]:
     attack = "labels of the validation split by losses"
     yield "share_metrics: true", attack, *_labels(*label_counts_of_validation(worker))
     worker = target.opened(experiment_over_sites(MLP, HONEST))
-    split = worker.runtime.source.data(CLIENT).validation.images
+    split = worker.source.data(CLIENT).validation.images
     present = split[:20].reshape(20, -1).double() / 255
     answers = presence(worker, torch.cat([present, target.public[:20]]))
     right = sum(answers[:20]) + sum(not answer for answer in answers[20:])

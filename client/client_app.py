@@ -1,17 +1,15 @@
-"""The Flower ClientApp: decodes requests, runs a worker, encodes its replies."""
+"""The Flower ClientApp: decodes requests, runs the clients, encodes their replies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from knnper.client.runtime import call_for_each
+from knnper.client.runtime import ClientRuntime, TrainingRequest, call_for_each
 from knnper.errors import CodecError, printable
 from knnper.records import Flat, flatten
-from knnper.strategies.core.method import Method
-from knnper.strategies.core.task import ClientResults, Validation
 from knnper.transport.messages import (
     FAILURES,
     LEAST_IN_FILE,
@@ -34,49 +32,11 @@ from knnper.transport.messages import (
 )
 
 
-class Worker(Protocol):
-    """Runs the clients of a task: a `ClientRuntime`, or a site that limits one."""
-
-    @property
-    def method(self) -> Method:
-        """The method that the clients run."""
-
-    def train(
-        self,
-        client: str,
-        payload: object,
-        server_round: int,
-        state_round: int,
-        keep_rounds: Sequence[int],
-        counted_round: int = 0,
-    ) -> Any:
-        """Train a client in one round; return the method's update."""
-
-    def validate(
-        self,
-        clients: Sequence[str],
-        payload: object,
-        reference: object | None = None,
-        server_round: int = 0,
-        state_rounds: Sequence[int] = (),
-    ) -> Validation:
-        """Evaluate models on the clients' validation splits."""
-
-    def personalize(
-        self,
-        clients: Sequence[str],
-        payload: object,
-        reference: object,
-        state_rounds: Sequence[int],
-    ) -> ClientResults:
-        """Personalise and test the clients."""
-
-
 class Node(Protocol):
     """A Flower node: virtual clients of a simulation, or one site."""
 
-    def open(self, context: Context, job: Job) -> Worker:
-        """Return the worker that runs the clients of ``job``."""
+    def open(self, context: Context, job: Job) -> ClientRuntime:
+        """Return the runtime of the clients of ``job``."""
 
     def carrier(self, context: Context, job: Job) -> Carrier:
         """Return the carrier by which vectors of ``job`` travel.
@@ -118,21 +78,21 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @answering
     def train(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
-        worker, carrier = node.open(context, job), node.carrier(context, job)
-        payload = _record(message, "payload", worker.method.payload_type, carrier)
-        return Message(_train_clients(worker, job, payload, carrier), reply_to=message)
+        runtime, carrier = node.open(context, job), node.carrier(context, job)
+        payload = _record(message, "payload", runtime.method.payload_type, carrier)
+        return Message(_train_clients(runtime, job, payload, carrier), reply_to=message)
 
     @app.evaluate(Purpose.VALIDATE.action)
     @answering
     def validate(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
-        worker, carrier = node.open(context, job), node.carrier(context, job)
-        payload_type = worker.method.payload_type
+        runtime, carrier = node.open(context, job), node.carrier(context, job)
+        payload_type = runtime.method.payload_type
         payload = _record(message, "payload", payload_type, carrier)
         reference = None
         if packed_of(message.content, "reference") is not None:
             reference = _record(message, "reference", payload_type, carrier)
-        validation = worker.validate(
+        validation = runtime.validate(
             job.clients, payload, reference, job.server_round, job.state_rounds
         )
         return _reply(message, validation, carrier)
@@ -141,11 +101,11 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @answering
     def personalize(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
-        worker, carrier = node.open(context, job), node.carrier(context, job)
-        payload_type = worker.method.payload_type
+        runtime, carrier = node.open(context, job), node.carrier(context, job)
+        payload_type = runtime.method.payload_type
         payload = _record(message, "payload", payload_type, carrier)
         reference = _record(message, "reference", payload_type, carrier)
-        results = worker.personalize(job.clients, payload, reference, job.state_rounds)
+        results = runtime.personalize(job.clients, payload, reference, job.state_rounds)
         return _reply(message, results, carrier)
 
     @app.query()
@@ -182,7 +142,7 @@ def _reply(message: Message, record: object, carrier: Carrier) -> Message:
 
 
 def _train_clients(
-    worker: Worker, job: Job, payload: object, carrier: Carrier
+    runtime: ClientRuntime, job: Job, payload: object, carrier: Carrier
 ) -> RecordDict:
     """Train the clients of a task; return their updates, or the reasons of failures."""
     if not len(set(job.clients)) == len(job.clients) == len(job.state_rounds) > 0:
@@ -198,13 +158,15 @@ def _train_clients(
     def train(client: str) -> None:
         number = numbers[client]
         update = flatten(
-            worker.train(
-                client,
-                payload,
-                job.server_round,
-                job.state_rounds[number],
-                job.keep_rounds,
-                job.counted_round,
+            runtime.train(
+                TrainingRequest(
+                    client,
+                    payload,
+                    job.server_round,
+                    job.state_rounds[number],
+                    job.keep_rounds,
+                    job.counted_round,
+                )
             )
         )
         if len(numbers) > 1 and update.vector.nbytes < LEAST_IN_FILE:

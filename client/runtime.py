@@ -86,6 +86,32 @@ class Served:
 
 
 @dataclass(frozen=True)
+class TrainingRequest:
+    """A client's training in one round.
+
+    Attributes
+    ----------
+    payload
+        The method's payload for the client.
+    server_round
+        The round of the payload's model.
+    state_round
+        The client resumes from its newest state of this round or before.
+    keep_rounds
+        Rounds that the server may resume from; their states are kept.
+    counted_round
+        The later round in which the update is aggregated, if not ``server_round``.
+    """
+
+    client: str
+    payload: Any
+    server_round: int
+    state_round: int
+    keep_rounds: Sequence[int]
+    counted_round: int = 0
+
+
+@dataclass(frozen=True)
 class ClientRuntime:
     """A method bound to the data and the states of the clients of this process.
 
@@ -120,29 +146,12 @@ class ClientRuntime:
     explain: Callable[[KnnPerError], str] = str
 
     @explained()
-    def train(
-        self,
-        client: str,
-        payload: object,
-        server_round: int,
-        state_round: int,
-        keep_rounds: Sequence[int],
-        counted_round: int = 0,
-    ) -> Any:
-        """Train a client in one round; return the method's update.
-
-        Parameters
-        ----------
-        state_round
-            The client resumes from its newest state of this round or before.
-        keep_rounds
-            Rounds that the server may resume from; their states are kept.
-        counted_round
-            The later round in which the update is aggregated, if not this one.
-        """
+    def train(self, request: TrainingRequest) -> Any:
+        """Train a client in one round; return the method's update."""
+        client, server_round = request.client, request.server_round
         state, update = self.method.client_update(
-            payload,
-            self._load_state(client, state_round),
+            request.payload,
+            self._load_state(client, request.state_round),
             self.source.data(client),
             server_round,
             self.key.child("client_update", server_round, client),
@@ -152,7 +161,8 @@ class ClientRuntime:
             require_finite("update", update)
         require_finite("state", state)
         if not isinstance(state, NoState):
-            self.states.save(client, counted_round or server_round, state, keep_rounds)
+            state_round = request.counted_round or server_round
+            self.states.save(client, state_round, state, request.keep_rounds)
         return update
 
     @explained()

@@ -20,10 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from typing_extensions import override
 
 from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
-from knnper.client.runtime import ClientRuntime, Personalized, Served
+from knnper.client.runtime import (
+    ClientRuntime,
+    Personalized,
+    Served,
+    TrainingRequest,
+)
 from knnper.client.settings import ClientSettings, read_client
 from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
@@ -66,7 +72,6 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
 )
 from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embeddings
-from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import ClientResults, Evaluation, Validation
 from knnper.transport.credentials import fingerprint, read_node_key, replaced_keys
 from knnper.transport.flower_protocol import APP_FAILED
@@ -179,9 +184,9 @@ def installer_of(
     return install
 
 
-@dataclass(frozen=True)
-class SiteWorker:
-    """A `Worker` of one client, within the limits and the metrics policy of its site.
+@dataclass(frozen=True, kw_only=True)
+class SiteRuntime(ClientRuntime):
+    """Runs one client, within the limits and the metrics policy of its site.
 
     Attributes
     ----------
@@ -190,44 +195,30 @@ class SiteWorker:
     num_train
         Examples in the training split.
     trained
-        Steps and effective examples of each local training, filled by the runtime.
+        Steps and effective examples of each local training, filled by the method.
     """
 
     name: str
-    runtime: ClientRuntime
     deadline: Deadline
     metrics_policy: MetricsPolicy
     limits: Limits
     num_train: int
     trained: list[tuple[int, float]]
 
-    @property
-    def method(self) -> Method:
-        """The method that the client runs."""
-        return self.runtime.method
-
-    def train(
-        self,
-        client: str,
-        payload: object,
-        server_round: int,
-        state_round: int,
-        keep_rounds: Sequence[int],
-        counted_round: int = 0,
-    ) -> Any:
-        """Train within the limits (`ClientRuntime.train`)."""
-        self._require_own_name([client])
+    @override
+    def train(self, request: TrainingRequest) -> Any:
+        """Train within the limits."""
+        self._require_own_name([request.client])
         self.limits.require_training(self.num_train)
         # Counted before it is given: a kill cannot undo it.
         self.limits.count("training")
         self.trained.clear()
-        with self._within_deadline(f"training in round {server_round}"):
-            update = self.runtime.train(
-                client, payload, server_round, state_round, keep_rounds, counted_round
-            )
+        with self._within_deadline(f"training in round {request.server_round}"):
+            update = super().train(request)
         self.limits.require_enough(self.trained)
         return self.metrics_policy.filter_update(update)
 
+    @override
     def validate(
         self,
         clients: Sequence[str],
@@ -236,19 +227,17 @@ class SiteWorker:
         server_round: int = 0,
         state_rounds: Sequence[int] = (),
     ) -> Validation:
-        """Validate within the limits (`ClientRuntime.validate`).
-
-        The result is empty if metrics are not shared.
-        """
+        """Validate within the limits; the result is empty if metrics are not shared."""
         self._require_own_name(clients)
         if not self.metrics_policy.share_metrics:
             return Validation(Evaluation(0, 0, 0.0, (), (), ()))
         self.limits.count("validation")
         with self._within_deadline("an evaluation"):
-            return self.runtime.validate(
+            return super().validate(
                 clients, payload, reference, server_round, state_rounds
             )
 
+    @override
     def personalize(
         self,
         clients: Sequence[str],
@@ -256,7 +245,7 @@ class SiteWorker:
         reference: object,
         state_rounds: Sequence[int],
     ) -> ClientResults:
-        """Take the model and personalise it (`ClientRuntime.personalize`).
+        """Take the model and personalise it.
 
         The model is taken even if no more answers with metrics are allowed; the figures
         then stay at the site.
@@ -269,10 +258,8 @@ class SiteWorker:
             except RefusedError:
                 metrics_policy = MetricsPolicy(share_metrics=False)
         with self._within_deadline("the model distribution"):
-            results = self.runtime.personalize(
-                clients, payload, reference, state_rounds
-            )
-        predictions = self.runtime.predictions
+            results = super().personalize(clients, payload, reference, state_rounds)
+        predictions = self.predictions
         if predictions is not None and predictions.has(self.name):
             predictions.merge({self.name: self.name})
             predictions.forget_parts()
@@ -352,7 +339,7 @@ def _embeddings_folder(cache: Path, data: SiteData) -> Path:
 class SiteNode:
     """A `Node` with one client and its own data."""
 
-    def open(self, context: Context, job: Job) -> SiteWorker:
+    def open(self, context: Context, job: Job) -> SiteRuntime:
         """Read the site's data and bind the job's method to it."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
@@ -382,7 +369,7 @@ class SiteNode:
             keep_freed_memory()
             states = run_states(settings.state, experiment, job.session)
             saves_predictions = experiment.run.save_predictions
-            runtime = ClientRuntime(
+            return SiteRuntime(
                 method=assembly.method,
                 spec=learned.spec,
                 source=source,
@@ -395,16 +382,13 @@ class SiteNode:
                 metrics=computations(experiment.run.metrics),
                 predictions=Predictions(states) if saves_predictions else None,
                 explain=metrics_policy.explain,
+                name=settings.name,
+                deadline=deadline,
+                metrics_policy=metrics_policy,
+                limits=limits,
+                num_train=len(data.train),
+                trained=trained,
             )
-        return SiteWorker(
-            name=settings.name,
-            runtime=runtime,
-            deadline=deadline,
-            metrics_policy=metrics_policy,
-            limits=limits,
-            num_train=len(data.train),
-            trained=trained,
-        )
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
         """Return vectors in messages: the server is on another machine."""

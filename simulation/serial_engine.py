@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.errors import KnnPerError, OwnCodeError
 from knnper.records import canonical
 from knnper.server.federation import Federation, Reply, Request, Step
@@ -39,12 +39,14 @@ class SerialFederation(Federation):
         if step.purpose is Purpose.TRAIN:
             (client,), (state_round,) = clients, request.state_rounds
             return self.runtime.train(
-                client,
-                payload,
-                request.server_round or step.server_round,
-                state_round,
-                step.keep_rounds,
-                step.server_round,
+                TrainingRequest(
+                    client,
+                    payload,
+                    request.server_round or step.server_round,
+                    state_round,
+                    step.keep_rounds,
+                    step.server_round,
+                )
             )
         if step.purpose is Purpose.VALIDATE:
             reference = request.reference and canonical(request.reference)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from knnper.cli.flower_apps import Order, lead_sites
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.experiment import Experiment
 from knnper.server.observer import Observer
 from knnper.simulation.catalogue import over_sites
@@ -38,9 +38,9 @@ def test_exploded_training_of_sites_is_made_again_without_the_suspect(
 ) -> None:
     honest = ClientRuntime.train
 
-    def flipped(self: ClientRuntime, client: str, payload: Any, *rest: Any) -> Any:
-        update = honest(self, client, payload, *rest)
-        if client != BAD:
+    def flipped(self: ClientRuntime, request: TrainingRequest) -> Any:
+        update, payload = honest(self, request), request.payload
+        if request.client != BAD:
             return update
         weights = payload.weights - 10 * (update.weights - payload.weights)
         return type(update)(weights, update.num_examples, update.train_loss)

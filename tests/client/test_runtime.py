@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from knnper.client.client_app import make_client_app
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples, InputSpec
 from knnper.errors import CodecError, TrainingDivergedError
@@ -135,7 +135,9 @@ def test_a_client_remembers_between_rounds(tmp_path: Path) -> None:
     client, source, states = runtime(tmp_path)
     for server_round in (1, 2):
         one = ModelPayload(torch.ones(1))
-        update = client.train("seen", one, server_round, server_round - 1, [0])
+        update = client.train(
+            TrainingRequest("seen", one, server_round, server_round - 1, [0])
+        )
         assert update.weights.tolist() == [2.0]
     assert [value_of(states, "seen", r) for r in (0, 1, 2)] == [None, 1.0, 2.0]
     assert source.num_test_reads == 0
@@ -143,9 +145,10 @@ def test_a_client_remembers_between_rounds(tmp_path: Path) -> None:
 
 def test_a_diverged_round_is_not_remembered(tmp_path: Path) -> None:
     client, _, states = runtime(tmp_path)
-    client.train("seen", ModelPayload(torch.ones(1)), 1, 0, [0])
+    client.train(TrainingRequest("seen", ModelPayload(torch.ones(1)), 1, 0, [0]))
+    diverging = ModelPayload(torch.tensor([torch.inf]))
     with pytest.raises(TrainingDivergedError, match="weights of the client's update"):
-        client.train("seen", ModelPayload(torch.tensor([torch.inf])), 2, 1, [0])
+        client.train(TrainingRequest("seen", diverging, 2, 1, [0]))
     assert value_of(states, "seen", 2) == 1.0
 
 

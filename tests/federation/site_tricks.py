@@ -20,8 +20,8 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from torch import Tensor
 
 from knnper.client.client_app import make_client_app
-from knnper.client.runtime import DataSource, Personalized
-from knnper.client.site import CONFIG, SiteNode, SiteWorker
+from knnper.client.runtime import DataSource, Personalized, TrainingRequest
+from knnper.client.site import CONFIG, SiteNode, SiteRuntime
 from knnper.data.examples import ClientData, Examples
 from knnper.strategies.core.task import ClientResults
 from knnper.transport.flower_protocol import APP_FAILED
@@ -110,24 +110,15 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Player(SiteWorker):
+class _Player(SiteRuntime):
     """A site's worker that does tricks in the course of what it does."""
 
     tricks: Tricks = field(kw_only=True)
 
-    def train(
-        self,
-        client: str,
-        payload: Any,
-        server_round: int,
-        state_round: int,
-        keep_rounds: Sequence[int],
-        counted_round: int = 0,
-    ) -> Any:
+    def train(self, request: TrainingRequest) -> Any:
+        payload, server_round = request.payload, request.server_round
         when = training(server_round)
-        worker = self._acting(when)
-        rounds = server_round, state_round, keep_rounds, counted_round
-        update = SiteWorker.train(worker, client, payload, *rounds)
+        update = SiteRuntime.train(self._acting(when), request)
         if self.tricks.deed("models") == KEEP_MODELS:
             self._keep(f"sent-{server_round}", payload.weights)
             self._keep(f"trained-{server_round}", update.weights)
@@ -152,18 +143,16 @@ class _Player(SiteWorker):
         if self.tricks.deed(DISTRIBUTING) == TAMPER:
             reference = _with_weights(_with_one(0.5))(reference)
         worker = self._acting(DISTRIBUTING)
-        return SiteWorker.personalize(worker, clients, payload, reference, state_rounds)
-
-    def _acting(self, when: str) -> "_Player":
-        runtime = self.runtime
-        source = _Source(runtime.source, lambda: self.tricks.do(when))
-        return dataclasses.replace(
-            self,
-            runtime=dataclasses.replace(runtime, source=source, keep=self._keeping()),
+        return SiteRuntime.personalize(
+            worker, clients, payload, reference, state_rounds
         )
 
+    def _acting(self, when: str) -> "_Player":
+        source = _Source(self.source, lambda: self.tricks.do(when))
+        return dataclasses.replace(self, source=source, keep=self._keeping())
+
     def _keeping(self) -> Callable[[Personalized], None]:
-        keep, tricks = self.runtime.keep, self.tricks
+        keep, tricks = self.keep, self.tricks
 
         def kept(personalized: Personalized) -> None:
             tricks.do(INSTALLING)
@@ -181,7 +170,7 @@ class _RudeError(Exception):
 
 
 class _Host(SiteNode):
-    def open(self, context: Context, job: Job) -> SiteWorker:
+    def open(self, context: Context, job: Job) -> SiteRuntime:
         worker = super().open(context, job)
         given = {
             one.name: getattr(worker, one.name) for one in dataclasses.fields(worker)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import (
@@ -444,11 +444,10 @@ def test_a_client_trains_in_the_round_that_begins_with_its_model(
     trained: dict[int, dict[str, int]] = {}
     train = ClientRuntime.train
 
-    def noted(
-        self: ClientRuntime, client: str, payload: object, *rounds: Any
-    ) -> object:
-        trained.setdefault(rounds[-1], {})[client] = rounds[0]
-        return train(self, client, payload, *rounds)
+    def noted(self: ClientRuntime, request: TrainingRequest) -> object:
+        in_round = trained.setdefault(request.counted_round, {})
+        in_round[request.client] = request.server_round
+        return train(self, request)
 
     monkeypatch.setattr(ClientRuntime, "train", noted)
     timing = {"name": "buffered", "buffer_size": 2}

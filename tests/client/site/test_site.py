@@ -20,14 +20,14 @@ from torch import Tensor
 from knnper.client import limits
 from knnper.client import site as host
 from knnper.client.client_app import _record, _reply
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.client.settings import read_client
 from knnper.client.site import (
     KEPT,
     OWN_LOG,
     MetricsPolicy,
     SiteNode,
-    SiteWorker,
+    SiteRuntime,
     run_states,
 )
 from knnper.client.state_store import ClientStateStore
@@ -245,20 +245,22 @@ class HostileServer:
         job = Job([], 0, [0], to_json(settings))
         return read_introduction(SiteNode().introduce(self._context, job))
 
-    def worker(self, settings: Experiment) -> SiteWorker:
+    def worker(self, settings: Experiment) -> SiteRuntime:
         """Return what answers a message, as a process of its own would."""
         return SiteNode().open(self._context, Job([CLIENT], 1, [0], to_json(settings)))
 
     def payload(self, settings: Experiment) -> Any:
         """Return what an honest server would send first."""
-        runtime = self.worker(settings).runtime
+        runtime = self.worker(settings)
         state = runtime.method.init([CLIENT, "0000", "0003"], runtime.key)
         return runtime.method.broadcast(state, CLIENT, runtime.key)
 
     def train(self, settings: Experiment, server_round: int = 1) -> tuple[Any, Any]:
         """Return what was sent in a round, and the update."""
         payload, worker = self.payload(settings), self.worker(settings)
-        return payload, worker.train(CLIENT, payload, server_round, 0, [0])
+        return payload, worker.train(
+            TrainingRequest(CLIENT, payload, server_round, 0, [0])
+        )
 
     def told(self, reason: str) -> None:
         """Say that the site may not take part."""
@@ -270,9 +272,9 @@ class HostileServer:
         return Context(self.run, 1, config, RecordDict(), {})
 
 
-def image_of(sent: Tensor, trained: Tensor, worker: SiteWorker) -> Tensor:
+def image_of(sent: Tensor, trained: Tensor, worker: SiteRuntime) -> Tensor:
     """Return the image behind one step on it, uint8 (pixels,)."""
-    spec = worker.runtime.spec
+    spec = worker.spec
     gradient = (sent - trained).double()
     num_classes = spec.num_classes
     of_bias = gradient[-num_classes:]
@@ -327,7 +329,7 @@ def test_without_limits_it_gives_an_image_bit_for_bit(file: Path) -> None:
     sent, update = server.train(one_by_one())
     worker = server.worker(one_by_one())
     found = image_of(sent.weights, update.weights, worker)
-    images = worker.runtime.source.data(CLIENT).train.images
+    images = worker.source.data(CLIENT).train.images
     assert (images.reshape(len(images), -1) == found).all(dim=1).any()
 
 
@@ -373,7 +375,7 @@ def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None
     settings = asked(method="{name: agnostic, domain: label}", personalization="{}")
     server = HostileServer(file)
     worker = server.worker(settings)
-    labels = worker.runtime.source.data(CLIENT).train.labels
+    labels = worker.source.data(CLIENT).train.labels
     counts = torch.bincount(labels, minlength=10)
     rare = int(counts.where((counts > 0) & (counts < 32), 1000).argmin())
     assert 0 < counts[rare] < 32
@@ -382,8 +384,8 @@ def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None
     factors[rare] = 1.0
     hostile = dataclasses.replace(payload, label_factors=factors)
     with pytest.raises(RefusedError, match=f"found {counts[rare]} examples"):
-        worker.train(CLIENT, hostile, 1, 0, [0])
-    worker.train(CLIENT, payload, 1, 0, [0])
+        worker.train(TrainingRequest(CLIENT, hostile, 1, 0, [0]))
+    worker.train(TrainingRequest(CLIENT, payload, 1, 0, [0]))
 
 
 def test_a_quiet_site_trains_nothing_that_tells_of_its_data(file: Path) -> None:
