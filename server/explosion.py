@@ -31,24 +31,19 @@ class ExplodedError(RunError):
         The round before the first of them.
     """
 
-    summary: str
-    last_good: int
-
-
-def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
-    """Make the error that ends a training after ``server_round``."""
-    first = last_good + 1
-    rounds = f"rounds {first} to {server_round}"
-    if first == server_round:
-        rounds = f"round {first}"
-    summary = f"the training has exploded in {rounds}: {sign}"
-    error = ExplodedError(
-        f"{summary}. The last good round is {last_good}. Lower training.learning_rate "
-        "in a run of its own, or look for a client that spoils it; "
-        "run.exploding_rounds is after how many such rounds a run ends, and 0 for never"
-    )
-    error.summary, error.last_good = summary, last_good
-    return error
+    def __init__(self, server_round: int, sign: str, last_good: int) -> None:
+        first = last_good + 1
+        rounds = f"rounds {first} to {server_round}"
+        if first == server_round:
+            rounds = f"round {first}"
+        self.summary = f"the training has exploded in {rounds}: {sign}"
+        self.last_good = last_good
+        super().__init__(
+            f"{self.summary}. The last good round is {last_good}. Lower "
+            "training.learning_rate in a run of its own, or look for a client that "
+            "spoils it; run.exploding_rounds is after how many such rounds a run ends, "
+            "and 0 for never"
+        )
 
 
 def median_loss(losses: Iterable[float]) -> float | None:

@@ -27,7 +27,6 @@ from knnper.server.checkpoints import (
 from knnper.server.distribution import requests_to_personalize
 from knnper.server.explosion import (
     ExplodedError,
-    exploded,
     explosion_sign,
     median_loss,
 )
@@ -223,7 +222,7 @@ class RoundLoop:
                 # No checkpoint: the last one stays the last good one.
                 if is_last or num_exploding >= self.run.exploding_rounds:
                     good = server_round - num_exploding
-                    raise exploded(server_round, outcome.explosion, good)
+                    raise ExplodedError(server_round, outcome.explosion, good)
             elif is_last or _is_due(server_round, self.run.checkpoint_every):
                 # Of the last round too: another run may continue from it.
                 earlier = tuple(self._models.values())
@@ -446,7 +445,7 @@ class RoundLoop:
         if self.federation.trusts_clients or not is_explosion:
             return error
         # The model is to blame, and repeating the round would end in the same way.
-        return exploded(server_round, str(error), server_round - 1)
+        return ExplodedError(server_round, str(error), server_round - 1)
 
     def _rebase(
         self,
