@@ -21,6 +21,7 @@ from knnper.strategies.core.training import num_steps
 from knnper.transport.messages import Purpose
 from knnper.transport.polling import Interrupted
 
+# 95 % of a normal distribution lie within this many standard deviations.
 _Z_975 = 1.959964
 LOOK_EVERY_S = 0.05
 
@@ -157,9 +158,6 @@ class VirtualFleet(Fleet):
     @override
     def figures(self, client: str) -> Mapping[str, float]:
         return {"round_seconds": self._devices.work_s(client)}
-
-
-# 95 % of a normal distribution lie within this many standard deviations.
 
 
 @dataclass

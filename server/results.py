@@ -23,10 +23,7 @@ from knnper.strategies.core.task import (
     Validation,
 )
 
-MOST_CHOSEN = 64
-
-"""Settings that a method may choose for a client."""
-
+MOST_CHOSEN = 64  # settings that a method may choose for a client
 _LONGEST_NAME = 64
 
 # -log(p) of the p >= 1e-12 at which `Evaluation.log_loss_sum` is clipped.
@@ -34,17 +31,23 @@ _LARGEST_LOG_LOSS = -math.log(1e-12)
 
 # Sums of float32 probabilities may end a little above the truth.
 _TOLERANCE = 1e-3
+
+# Images of one group of clients: their task takes a fraction of a second, so that many
+# workers are busy until the end, and the overhead of a task is small.
 IMAGES_AT_ONCE = 1024
+
+# Former names of keys in result files, which are still read.
 EARLIER_NAMES = {
     "fraction_hurt": "fraction_degraded",
     "hand_over": "model_distribution",
     "away": "offline",
 }
+
+# Distribution of a metric over clients, see `metric_figures`.
 OVER_CLIENTS = (
     *("weighted", "mean", "bottom_decile", "worst", "std"),
     *("fraction_degraded", "num_undefined"),
 )
-"""Distribution of a metric over clients, see `metric_figures`."""
 _TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
 _LAST = ("virtual_seconds",)
 _COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
@@ -171,10 +174,6 @@ def _is_finite(value: object) -> bool:
     return -math.inf < value < math.inf
 
 
-# Images of one group of clients: their task takes a fraction of a second, so that many
-# workers are busy until the end, and the overhead of a task is small.
-
-
 def in_groups(
     sizes: Mapping[str, int], at_once: int = IMAGES_AT_ONCE
 ) -> Iterator[tuple[str, ...]]:
@@ -187,9 +186,6 @@ def in_groups(
     numbered = zip(sizes, (int(middle / share) for middle in middles), strict=True)
     for _, group in itertools.groupby(numbered, key=lambda member: member[1]):
         yield tuple(name for name, _ in group)
-
-
-# Former names of keys in result files, which are still read.
 
 
 @dataclass(frozen=True)
