@@ -57,9 +57,9 @@ from knnper.transport.credentials import (
 from knnper.transport.diagnosis import (
     IMPOSSIBLE_PAUSE_S,
     TIMEOUT_S,
-    Answer,
     Check,
     Finding,
+    HttpAnswer,
     NotHttpError,
     Standing,
     Verdict,
@@ -68,6 +68,7 @@ from knnper.transport.diagnosis import (
     fine,
     folder_finding,
     from_message,
+    gateway_versions,
     get,
     own_versions,
     plain_answer,
@@ -75,7 +76,6 @@ from knnper.transport.diagnosis import (
     skipped,
     speaks_tls,
     standing_in,
-    told_versions,
     version_finding,
     warning,
 )
@@ -193,7 +193,7 @@ class _ServerChecks:
             health = self.health
         except (NotHttpError, OSError) as error:
             return self._other_software(f"it does not answer in HTTP ({error})")
-        is_gateway = bool(told_versions(health.headers))
+        is_gateway = bool(gateway_versions(health.headers))
         is_ok = health.status == HTTPStatus.OK
         if is_gateway and is_ok:
             return fine(f"{self.address} is a federation's gateway")
@@ -239,7 +239,7 @@ class _ServerChecks:
         )
 
     def check_version(self) -> Finding:
-        return version_finding(own_versions(), told_versions(self.health.headers))
+        return version_finding(own_versions(), gateway_versions(self.health.headers))
 
     def check_certificate(self, ca: Path) -> Finding:
         try:
@@ -267,11 +267,11 @@ class _ServerChecks:
         return fine(f"for {', '.join(hosts_of(certificate))}, valid until {until}")
 
     @cached_property
-    def health(self) -> Answer:
+    def health(self) -> HttpAnswer:
         """The answer to a health request; the server is not authenticated."""
         return self._get(flower.HEALTH)
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> HttpAnswer:
         opened = encrypted if self._with_tls else connected
         with opened(self.address) as connection:
             return get(connection, self.address, path)

@@ -21,7 +21,7 @@ import knnper
 from knnper.client.served_model import ServedModel
 from knnper.client.service import inputs
 from knnper.client.service.access import Guard
-from knnper.client.service.bodies import Bodies, Limits
+from knnper.client.service.bodies import Bodies, RequestLimits
 from knnper.client.service.endpoints import PICTURE_PATH, Service, routes
 from knnper.client.service.errors import RequestError, error_response, handle_error
 from knnper.client.service.forms import FORM_FIELD
@@ -41,7 +41,7 @@ def make_service(
     open_served: Callable[[], ServedModel],
     *,
     tokens: Tokens | None,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
 ) -> ASGIApp:
     """Build the service of one client.
 
@@ -52,7 +52,7 @@ def make_service(
     tokens
         Tokens that are accepted; None answers this machine alone.
     """
-    limits = limits or Limits()
+    limits = limits or RequestLimits()
     current = Current(open_served, limits.poll_s)
     readers = Workers("predict", limits.num_readers, limits.max_waiting, limits.seconds)
     writers = Workers("store", 1, limits.max_waiting, limits.seconds)

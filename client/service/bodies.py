@@ -13,7 +13,7 @@ from knnper.client.service.forms import media_type_of
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What requests may cost; the defaults suit a small machine.
 
     Attributes
@@ -59,7 +59,7 @@ class Body:
 class Bodies:
     """Reads the bodies of requests within the limits of size, memory and pace."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self._limits, self._num_held_bytes = limits, 0
 
     @contextlib.asynccontextmanager
@@ -116,7 +116,7 @@ class Bodies:
 class Budget:
     """The time and the pixels that one request may still use."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self._limits, self._num_pixels_left = limits, limits.max_pixels
         self._end = time.monotonic() + limits.seconds
 

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 import knnper
 from knnper.client.served_model import ServedModel
 from knnper.client.service.access import needs
-from knnper.client.service.bodies import Bodies, Body, Budget, Limits
+from knnper.client.service.bodies import Bodies, Body, Budget, RequestLimits
 from knnper.client.service.documents import (
     Addition,
     Deletion,
@@ -58,7 +58,7 @@ class Service:
 
     client_name: str
     current: Current
-    limits: Limits
+    limits: RequestLimits
     bodies: Bodies
     readers: Workers
     writers: Workers

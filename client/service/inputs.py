@@ -26,7 +26,7 @@ from pydantic import (
 )
 from torch import Tensor
 
-from knnper.client.service.bodies import Body, Budget, Limits
+from knnper.client.service.bodies import Body, Budget, RequestLimits
 from knnper.client.service.errors import RequestError
 from knnper.client.service.files import (
     LARGEST_FLOAT,
@@ -132,7 +132,7 @@ class Reader:
         self,
         spec: InputSpec,
         class_names: tuple[str, ...],
-        limits: Limits,
+        limits: RequestLimits,
         feature_names: tuple[str, ...] = (),
     ) -> None:
         self.spec, self.class_names, self._limits = spec, class_names, limits

@@ -61,7 +61,7 @@ def serve(
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
     from knnper.client.served_model import open_served
     from knnper.client.service.app import make_service
-    from knnper.client.service.bodies import Limits
+    from knnper.client.service.bodies import RequestLimits
     from knnper.client.service.server import serve as serve_app
     from knnper.client.settings import read_client
     from knnper.client.site_state import SiteState
@@ -76,7 +76,7 @@ def serve(
             f"Warning: {binding.host} is open to other machines, without TLS: {risk}"
         )
         say(f"{exposed}. Set service.tls, or service.host: 127.0.0.1")
-    limits = Limits(
+    limits = RequestLimits(
         max_request_bytes=binding.max_request_mb * 1_000_000,
         max_pixels=binding.max_megapixels * 1_000_000,
         seconds=binding.max_seconds,

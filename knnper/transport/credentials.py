@@ -127,7 +127,7 @@ def permission_problem(path: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Identity:
+class CertifiedKey:
     """A certificate together with its private key."""
 
     certificate: x509.Certificate
@@ -142,18 +142,18 @@ class Identity:
         write_certificate(certificate, self.certificate)
 
 
-def new_authority(name: str, days: int = AUTHORITY_DAYS) -> Identity:
+def new_authority(name: str, days: int = AUTHORITY_DAYS) -> CertifiedKey:
     """Return a new authority (CA): a certificate that signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _certificate(name, days, key.public_key()).issuer_name(_named(name))
     builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    return Identity(builder.sign(key, hashes.SHA256()), key)
+    return CertifiedKey(builder.sign(key, hashes.SHA256()), key)
 
 
 def issue_server_certificate(
-    authority: Identity, hosts: Sequence[str], days: int = SERVER_DAYS
-) -> Identity:
+    authority: CertifiedKey, hosts: Sequence[str], days: int = SERVER_DAYS
+) -> CertifiedKey:
     """Return a new certificate with a new key for the server that is at ``hosts``."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer, issuer_key = authority.certificate, authority.key.public_key()
@@ -174,7 +174,7 @@ def issue_server_certificate(
     )
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
-    return Identity(builder.sign(authority.key, hashes.SHA256()), key)
+    return CertifiedKey(builder.sign(authority.key, hashes.SHA256()), key)
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
@@ -187,7 +187,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     return read_as(path, "a certificate in PEM", x509.load_pem_x509_certificate)
 
 
-def read_identity(certificate: Path, key: Path) -> Identity:
+def read_identity(certificate: Path, key: Path) -> CertifiedKey:
     """Read the certificate and private key of an authority or server from PEM files."""
     expected = "a private key in PEM without a passphrase"
     secret = read_as(key, expected, lambda content: load_pem_private_key(content, None))
@@ -196,7 +196,7 @@ def read_identity(certificate: Path, key: Path) -> Identity:
         raise CredentialError(
             f"{key} holds a {type_name}; expected an elliptic-curve key"
         )
-    return Identity(read_certificate(certificate), secret)
+    return CertifiedKey(read_certificate(certificate), secret)
 
 
 def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:

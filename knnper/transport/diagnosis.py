@@ -20,6 +20,20 @@ from knnper.errors import KnnPerError
 from knnper.files import parse_json
 from knnper.transport.credentials import Address
 
+TIMEOUT_S = 5.0
+IMPOSSIBLE_PAUSE_S = 0.0  # what `ActivateNode` is asked for; Flower takes 10 s and more
+# By package, the header in which the gateway sends its version with ``/health``.
+GATEWAY_HEADERS: Mapping[str, str] = {
+    "knnper": "knnper-version",
+    "flwr": "knnper-flwr-version",
+}
+_MEGABYTE = 1_000_000
+_TOO_LITTLE_MB = 100
+_LITTLE_MB = 1000
+_LONGEST_BODY = 64 * 1024
+_LONGEST_BANNER = 60
+_STANDING = "standing"  # key in an error's document
+
 
 class Verdict(StrEnum):
     """Outcome of a check, from best to worst."""
@@ -112,64 +126,53 @@ def examine(checks: Iterable[Check]) -> list[Examined]:
 
 def is_well(examined: Iterable[Examined]) -> bool:
     """Return whether no check failed; warnings do not count."""
-    return all(one.finding.verdict is not Verdict.PROBLEM for one in examined)
-
-
-_MEGABYTE = 1_000_000
-_TOO_LITTLE_MB = 100
-_LITTLE_MB = 1000
+    return all(entry.finding.verdict is not Verdict.PROBLEM for entry in examined)
 
 
 def folder_finding(folder: Path, setting: str) -> Finding:
     """Check that ``folder`` can be written or made, and has room on its disk."""
-    # The folder, or the one above it that is there.
-    place = next(one for one in (folder, *folder.parents) if one.exists())
+    # The folder, or the nearest folder above it that exists.
+    place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir():
         fix = f"move it away, or set `{setting}` to another folder"
         return problem(f"{place} is a file", fix, "a folder")
     try:
-        # It has no name, and is gone at once.
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
         fix = f"let this user write there (chown), or set `{setting}` to another folder"
         return problem(f"{place} cannot be written ({error.strerror})", fix)
     free_mb = shutil.disk_usage(place).free // _MEGABYTE
-    found = f"{folder} can be written, {free_mb:,} MB are free"
+    summary = f"{folder} can be written, {free_mb:,} MB are free"
     advice = "make room on this disk, or move the folder to another one"
     if free_mb < _TOO_LITTLE_MB:
-        return problem(found, advice, f"at least {_TOO_LITTLE_MB} MB")
+        return problem(summary, advice, f"at least {_TOO_LITTLE_MB} MB")
     if free_mb < _LITTLE_MB:
-        return warning(found, advice, f"at least {_LITTLE_MB:,} MB")
-    return fine(found if folder == place else f"{found}; it is yet to be made")
-
-
-TIMEOUT_S = 5.0
-_LONGEST_BODY = 64 * 1024
-_LONGEST_BANNER = 60
+        return warning(summary, advice, f"at least {_LITTLE_MB:,} MB")
+    return fine(summary if folder == place else f"{summary}; it is yet to be made")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer to an HTTP request."""
+class HttpAnswer:
+    """An answer to an HTTP request; names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
-    asked: datetime
-    answered: datetime
+    sent_at: datetime
+    answered_at: datetime
 
     def seconds_ahead(self) -> float | None:
-        """Return how much this clock is ahead of the server's, if that is told."""
-        # The server tells whole seconds.
+        """Return how far this clock is ahead of the server's; None without a date."""
         try:
-            told = parsedate_to_datetime(self.headers["date"])
+            server_time = parsedate_to_datetime(self.headers["date"])
         except (KeyError, ValueError):
             return None
-        here = self.asked + (self.answered - self.asked) / 2
-        return (here - told - timedelta(seconds=0.5)).total_seconds()
+        own_time = self.sent_at + (self.answered_at - self.sent_at) / 2
+        # The header has whole seconds, rounded down.
+        return (own_time - server_time - timedelta(seconds=0.5)).total_seconds()
 
 
 class NotHttpError(KnnPerError):
-    """Whoever answers does not speak HTTP; the text is what it said instead."""
+    """The peer does not speak HTTP; the text is the begin of its answer."""
 
 
 def connected(address: Address) -> socket.socket:
@@ -182,7 +185,7 @@ def encrypted(
     address: Address, context: ssl.SSLContext | None = None
 ) -> Iterator[ssl.SSLSocket]:
     """Yield a connection with TLS."""
-    if context is None:  # whoever answers is trusted
+    if context is None:  # any peer is trusted
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
@@ -192,26 +195,26 @@ def encrypted(
         yield secured
 
 
-def get(connection: socket.socket, address: Address, path: str) -> Answer:
-    """Ask for ``path`` over a connection to ``address``."""
-    asked = datetime.now(UTC)
+def get(connection: socket.socket, address: Address, path: str) -> HttpAnswer:
+    """Request ``path`` over a connection to ``address``."""
+    sent_at = datetime.now(UTC)
     request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
     connection.sendall(request.encode("ascii"))
     response = HTTPResponse(connection)
     try:
         response.begin()
-        answered = datetime.now(UTC)
+        answered_at = datetime.now(UTC)
         response.read(_LONGEST_BODY)
     except HTTPException as error:
         raise NotHttpError(str(error)[:_LONGEST_BANNER].strip()) from error
     finally:
         response.close()
     headers = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, headers, asked, answered)
+    return HttpAnswer(response.status, headers, sent_at, answered_at)
 
 
 def speaks_tls(address: Address) -> bool:
-    """Return whether there is a server with TLS, whoever it is."""
+    """Return whether any server with TLS answers at ``address``."""
     try:
         with encrypted(address):
             return True
@@ -219,8 +222,8 @@ def speaks_tls(address: Address) -> bool:
         return False
 
 
-def plain_answer(address: Address, path: str) -> Answer | None:
-    """Return the answer without TLS; None if that is not spoken."""
+def plain_answer(address: Address, path: str) -> HttpAnswer | None:
+    """Return the answer without TLS; None if the peer does not speak HTTP."""
     try:
         with connected(address) as connection:
             return get(connection, address, path)
@@ -228,13 +231,9 @@ def plain_answer(address: Address, path: str) -> Answer | None:
         return None
 
 
-IMPOSSIBLE_PAUSE_S = 0.0  # what `ActivateNode` is asked for; Flower takes 10 s and more
-_KEY = "standing"
-
-
 @dataclass(frozen=True)
 class Standing:
-    """A client in the gateway's eyes."""
+    """What the gateway knows of a client: its name, and seconds since its activity."""
 
     name: str | None
     idle_s: float | None
@@ -244,26 +243,18 @@ def with_standing(body: bytes, standing: Standing) -> bytes:
     """Return Flower's JSON error ``body`` with the client's standing beside it."""
     try:
         error = parse_json(body)
-        told = {"name": standing.name, "idle_s": standing.idle_s}
-        return json.dumps({**error, _KEY: told}).encode()
+        return json.dumps({**error, _STANDING: asdict(standing)}).encode()
     except (ValueError, TypeError):
         return body
 
 
 def standing_in(body: str) -> Standing | None:
-    """Return the standing in an answer; None of a server that tells none."""
+    """Return the standing in an answer; None if the server sent none."""
     try:
-        told = parse_json(body)[_KEY]
-        return Standing(told["name"], told["idle_s"])
+        standing = parse_json(body)[_STANDING]
+        return Standing(standing["name"], standing["idle_s"])
     except (ValueError, TypeError, KeyError):
         return None
-
-
-# By package, the header in which the gateway tells its version with ``/health``.
-GATEWAY_HEADERS: Mapping[str, str] = {
-    "knnper": "knnper-version",
-    "flwr": "knnper-flwr-version",
-}
 
 
 @functools.cache
@@ -272,7 +263,7 @@ def own_versions() -> Mapping[str, str]:
     return {package: importlib.metadata.version(package) for package in GATEWAY_HEADERS}
 
 
-def told_versions(headers: Mapping[str, str]) -> dict[str, str]:
+def gateway_versions(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the versions in a gateway's answer; empty of any other server."""
     return {
         package: headers[name]
@@ -281,16 +272,20 @@ def told_versions(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def version_finding(own: Mapping[str, str], theirs: Mapping[str, str]) -> Finding:
-    """Return whether the two sides' versions go together."""
-    shown, others = (", ".join(map(" ".join, one.items())) for one in (own, theirs))
-    if not theirs:
-        return fine(f"{shown}; the server does not tell its own")
-    if own == theirs:
-        return fine(f"{shown}, on both sides")
+def version_finding(client: Mapping[str, str], server: Mapping[str, str]) -> Finding:
+    """Compare the versions of both sides, by package; ``server`` may be empty."""
+    of_client, of_server = (
+        ", ".join(map(" ".join, versions.items())) for versions in (client, server)
+    )
+    if not server:
+        return fine(f"{of_client}; the server does not send its own")
+    if client == server:
+        return fine(f"{of_client}, on both sides")
     advice = "install the same versions on both sides"
-    found = f"{shown} here, {others} on the server"
-    minor = [own[one].split(".")[:2] == theirs[one].split(".")[:2] for one in theirs]
-    if not all(minor):
-        return problem(found, advice, "the same minor version of each")
-    return warning(found, advice, "the same versions")
+    summary = f"{of_client} here, {of_server} on the server"
+    if any(
+        client[package].split(".")[:2] != server[package].split(".")[:2]
+        for package in server
+    ):
+        return problem(summary, advice, "the same minor version of each")
+    return warning(summary, advice, "the same versions")

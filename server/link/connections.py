@@ -150,7 +150,7 @@ class ConnectionServer(uvicorn.Server):
             # Failed handshakes are not logged: unknown peers could fill the log.
             with contextlib.suppress(OSError):
                 transport, _ = await loop.connect_accepted_socket(
-                    lambda: Connection(self, accepted_at, lost),
+                    lambda: HttpConnection(self, accepted_at, lost),
                     accepted,
                     ssl=tls,
                     ssl_handshake_timeout=None if tls is None else self.limits.header_s,
@@ -177,7 +177,7 @@ async def _stop(tasks: set[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection with time limits on headers, bodies and reading of answers.
 
     Parameters

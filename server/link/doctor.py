@@ -35,9 +35,9 @@ from knnper.transport.diagnosis import (
     fine,
     folder_finding,
     from_message,
+    gateway_versions,
     get,
     problem,
-    told_versions,
     warning,
 )
 from knnper.transport.sockets import listen
@@ -140,7 +140,7 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
             f"start it again if `{setting}` was changed since; else look into its "
             f"log and {settings.state / 'superlink.log'}",
         )
-    if bool(told_versions(answer.headers)) != (setting == "listen"):
+    if bool(gateway_versions(answer.headers)) != (setting == "listen"):
         return _taken(address, setting)
     if answer.status != HTTPStatus.OK:
         finding = f"Flower's SuperLink does not answer (HTTP status {answer.status})"

@@ -67,17 +67,19 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture(scope="module")
-def authority() -> credentials.Identity:
+def authority() -> credentials.CertifiedKey:
     return credentials.new_authority("test authority")
 
 
 @pytest.fixture(scope="module")
-def server(authority: credentials.Identity) -> credentials.Identity:
+def server(authority: credentials.CertifiedKey) -> credentials.CertifiedKey:
     return credentials.issue_server_certificate(authority, HOSTS, days=90)
 
 
 def test_openssl_accepts_what_is_issued(
-    authority: credentials.Identity, server: credentials.Identity, tmp_path: Path
+    authority: credentials.CertifiedKey,
+    server: credentials.CertifiedKey,
+    tmp_path: Path,
 ) -> None:
     authority.write(tmp_path / "ca.crt", tmp_path / "ca.key")
     server.write(tmp_path / "server.crt", tmp_path / "server.key")
@@ -88,7 +90,9 @@ def test_openssl_accepts_what_is_issued(
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
 
 
-def test_nothing_is_overwritten(server: credentials.Identity, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(
+    server: credentials.CertifiedKey, tmp_path: Path
+) -> None:
     file = tmp_path / "ca.crt"
     file.write_text("precious")
     with pytest.raises(CredentialError, match="never overwritten"):
@@ -97,7 +101,7 @@ def test_nothing_is_overwritten(server: credentials.Identity, tmp_path: Path) ->
 
 
 def test_the_first_host_may_be_an_address_or_very_long(
-    authority: credentials.Identity,
+    authority: credentials.CertifiedKey,
 ) -> None:
     for first in ("192.0.2.7", f"{'a' * 60}.{'b' * 60}.example.org"):
         issued = credentials.issue_server_certificate(authority, (first, "localhost"))
@@ -110,7 +114,9 @@ def test_a_server_is_not_valid_longer_than_its_authority() -> None:
     assert issued.not_valid_after_utc == authority.certificate.not_valid_after_utc
 
 
-def test_an_identity_is_read_back(server: credentials.Identity, tmp_path: Path) -> None:
+def test_an_identity_is_read_back(
+    server: credentials.CertifiedKey, tmp_path: Path
+) -> None:
     server.write(tmp_path / "c", tmp_path / "k")
     read = credentials.read_identity(tmp_path / "c", tmp_path / "k")
     assert read.certificate == server.certificate
@@ -128,7 +134,7 @@ def test_unreadable_certificates(tmp_path: Path) -> None:
         credentials.read_certificate(file)
 
 
-def test_a_certificate_has_its_time(server: credentials.Identity) -> None:
+def test_a_certificate_has_its_time(server: credentials.CertifiedKey) -> None:
     assert credentials.expiry_problem(server.certificate, NOW) is None
     assert credentials.expires_soon(server.certificate, NOW) is None
     for days, problem_at, message in (
@@ -140,7 +146,7 @@ def test_a_certificate_has_its_time(server: credentials.Identity) -> None:
         assert message in str(problem_at(server.certificate, moment))
 
 
-def test_a_certificate_is_of_some_hosts(server: credentials.Identity) -> None:
+def test_a_certificate_is_of_some_hosts(server: credentials.CertifiedKey) -> None:
     own = "Federation.Example.org 192.0.2.7 0:0:0:0:0:0:0:1 a.lab.example.org"
     for host in own.split():
         assert credentials.host_problem(server.certificate, host) is None
@@ -152,7 +158,7 @@ def test_a_certificate_is_of_some_hosts(server: credentials.Identity) -> None:
 
 
 def test_a_certificate_is_of_one_authority(
-    authority: credentials.Identity, server: credentials.Identity
+    authority: credentials.CertifiedKey, server: credentials.CertifiedKey
 ) -> None:
     assert (
         credentials.authority_problem(server.certificate, authority.certificate) is None

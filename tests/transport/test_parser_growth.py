@@ -34,7 +34,7 @@ from knnper.transport import flower_protocol as flower
 from knnper.yaml_text import parse_yaml
 
 TIMES_AS_LONG, MOST_TIMES = 4, 9.0
-LIMITS = bodies.Limits()
+LIMITS = bodies.RequestLimits()
 READER = inputs.Reader(
     InputSpec((8, 8, 1), 3, (0.5,), (0.25,)), ("cat", "dog", "eel"), LIMITS
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from knnper.client.doctor import client_checks
 from knnper.client.settings import read_client
-from knnper.transport.credentials import Identity
+from knnper.transport.credentials import CertifiedKey
 from knnper.transport.diagnosis import GATEWAY_HEADERS, Finding, Verdict, own_versions
 
 OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items()}
@@ -68,7 +68,7 @@ def saying(words: bytes) -> Iterator[str]:
         thread.join()
 
 
-def written(folder: Path, identity: Identity, name: str) -> tuple[Path, Path]:
+def written(folder: Path, identity: CertifiedKey, name: str) -> tuple[Path, Path]:
     """Write certificate and key if they are not there; return where."""
     files = folder / f"{name}.crt", folder / f"{name}.key"
     if not files[0].exists():

@@ -26,7 +26,7 @@ from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import ModelError, save_model
 from knnper.strategies.core.records import ModelPayload
 from knnper.transport.credentials import (
-    Identity,
+    CertifiedKey,
     fingerprint,
     issue_server_certificate,
     new_authority,
@@ -255,8 +255,8 @@ def asked(
     folder: Path,
     subject: str,
     script: Script | None = None,
-    serves: Identity | None = None,
-    ca: Identity | None = None,
+    serves: CertifiedKey | None = None,
+    ca: CertifiedKey | None = None,
 ) -> Finding:
     """Return what is found of a server, with TLS if the client trusts ``ca``."""
     files = None if serves is None else written(folder, serves, "server")
@@ -288,11 +288,11 @@ def test_no_way_to_the_server(
     told(look(client(tmp_path), "server"), PROBLEM, found, mend)
 
 
-def signed(host: str = "127.0.0.1", days: int = 100) -> Identity:
+def signed(host: str = "127.0.0.1", days: int = 100) -> CertifiedKey:
     return issue_server_certificate(AUTHORITY, [host], days=days)
 
 
-Ends = tuple[Identity | None, Identity | None]
+Ends = tuple[CertifiedKey | None, CertifiedKey | None]
 NEITHER: Ends = (None, None)
 SOON, EXPIRED = (signed(days=10), AUTHORITY), (signed(days=-1), AUTHORITY)
 OTHER_HOST = (signed("a.org"), AUTHORITY)

@@ -28,7 +28,7 @@ from knnper.client.node_log import WaitLog
 from knnper.client.refusal import NotAcceptedError, Refusal, RetryPolicy, refusal_of
 from knnper.errors import DataError, RunError
 from knnper.transport.credentials import (
-    Identity,
+    CertifiedKey,
     issue_server_certificate,
     new_authority,
 )
@@ -320,7 +320,7 @@ def test_nobody_there_or_whoever_hangs_up_is_worth_another_try(tmp_path: Path) -
     [(EXPIRED, AUTHORITY, "expired"), (None, AUTHORITY, "HTTP without TLS")],
 )
 def test_what_trying_again_would_not_mend(
-    tmp_path: Path, serves: Identity | None, trusts: Identity, words: str
+    tmp_path: Path, serves: CertifiedKey | None, trusts: CertifiedKey, words: str
 ) -> None:
     files = None if serves is None else written(tmp_path, serves, "server")
     with answering(Script(), files) as address:

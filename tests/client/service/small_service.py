@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from knnper.client.served_model import ModelInUse, ServedModel
 from knnper.client.service.app import make_service
-from knnper.client.service.bodies import Limits
+from knnper.client.service.bodies import RequestLimits
 from knnper.client.service.server import make_server
 from knnper.client.service.tokens import Tokens
 from knnper.client.settings import ServiceSettings
@@ -37,7 +37,7 @@ from tests.client.state.small_site import small_experiment, untrained
 
 TOKEN = "a token of the tests"
 JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"
-LIMITS = Limits(
+LIMITS = RequestLimits(
     max_inputs=4,
     max_request_bytes=20_000,
     max_pixels=1000,
@@ -142,11 +142,11 @@ def asking(
     served: ServedModel | Callable[[], ServedModel],
     *,
     token: str | None = TOKEN,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     state: Path = Path("no such folder"),
 ) -> Iterator[httpx.Client]:
     """Give a client of a service that is ready, and bears the owner's token."""
-    limits = limits or Limits(poll_s=0.05)
+    limits = limits or RequestLimits(poll_s=0.05)
     open_served = served if callable(served) else lambda: served
     tokens = None if token is None else Tokens(state, token)
     app = make_service("site-a", open_served, tokens=tokens, limits=limits)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from knnper.client.served_model import ServedModel, open_served
 from knnper.client.service.app import make_service
-from knnper.client.service.bodies import Bodies, Budget, Limits
+from knnper.client.service.bodies import Bodies, Budget, RequestLimits
 from knnper.client.service.errors import RequestError
 from knnper.client.service.metrics import Metrics
 from knnper.client.service.server import make_server, serve
@@ -66,7 +66,7 @@ def test_a_service_without_a_model_waits_for_one(tmp_path: Path) -> None:
             raise troubles.pop() if troubles else KnnPerError("nothing is installed")
         return served
 
-    tokens, limits = Tokens(tmp_path, TOKEN), Limits(poll_s=0.02)
+    tokens, limits = Tokens(tmp_path, TOKEN), RequestLimits(poll_s=0.02)
     app = make_service("site-a", open_served, tokens=tokens, limits=limits)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     body = {"inputs": some_inputs(1).tolist()}
@@ -98,7 +98,7 @@ def test_a_full_queue_is_answered_at_once(
         return whole(images)
 
     monkeypatch.setattr(served, "predict", slow)
-    limits = Limits(num_readers=1, max_waiting=1)
+    limits = RequestLimits(num_readers=1, max_waiting=1)
     body = {"inputs": some_inputs(1).tolist()}
     with asking(served, limits=limits) as client, ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(client.post, "/predict", json=body) for _ in range(3)]
@@ -165,7 +165,7 @@ def test_inputs_that_a_slow_model_has_no_time_for_are_refused(
         return whole(images)
 
     monkeypatch.setattr(served, "predict", slow)
-    with asking(served, limits=Limits(seconds=0.95)) as client:
+    with asking(served, limits=RequestLimits(seconds=0.95)) as client:
         # How fast it is was found out when the model was opened.
         until(lambda: len(asked) >= 3)
         body = {"inputs": some_inputs(10).tolist()}
@@ -176,7 +176,7 @@ def test_inputs_that_a_slow_model_has_no_time_for_are_refused(
     assert "at most" in answer.json()["message"]
     # Nor is an image decoded once there is no time left.
     with pytest.raises(RequestError, match="decoded") as refused:
-        Budget(Limits(seconds=-1)).take_pixels(1, 1, 1)
+        Budget(RequestLimits(seconds=-1)).take_pixels(1, 1, 1)
     assert refused.value.status == 503
 
 
@@ -188,7 +188,7 @@ def test_bodies_have_so_much_memory_together() -> None:
         return Request({"type": "http", "headers": []}, receive)
 
     async def send() -> None:
-        bodies = Bodies(Limits(max_request_bytes=100, max_held_bytes=120))
+        bodies = Bodies(RequestLimits(max_request_bytes=100, max_held_bytes=120))
         async with bodies.read(request(80)):
             with pytest.raises(RequestError) as refused:
                 async with bodies.read(request(80)):
@@ -203,7 +203,7 @@ def test_bodies_have_so_much_memory_together() -> None:
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
-    limits = Limits(body_grace_s=0.1)
+    limits = RequestLimits(body_grace_s=0.1)
     with asking(small_served(tmp_path / "store"), limits=limits) as client:
         place = (client.base_url.host, client.base_url.port or 0)
         with socket.create_connection(place, timeout=10) as connection:

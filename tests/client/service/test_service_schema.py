@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from knnper.client.service.bodies import Limits
+from knnper.client.service.bodies import RequestLimits
 from knnper.data.examples import InputSpec
 from tests.client.service.small_service import FEATURES, TOKEN, asking, small_served
 
@@ -32,7 +32,7 @@ def test_made_up_requests_are_answered_as_documented(
 ) -> None:
     store = tmp_path / "store"
     served = small_served(store, spec=spec, feature_names=feature_names)
-    limits = Limits(max_inputs=4)
+    limits = RequestLimits(max_inputs=4)
     with asking(served, limits=limits) as client:
         result = _schemathesis(client, tmp_path, sent)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

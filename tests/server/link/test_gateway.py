@@ -33,7 +33,7 @@ from knnper.server.link.authorized import Registered
 from knnper.server.link.connections import ConnectionLimits
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import (
-    Identity,
+    CertifiedKey,
     fingerprint,
     issue_server_certificate,
     new_authority,
@@ -42,9 +42,9 @@ from knnper.transport.credentials import (
 )
 from knnper.transport.diagnosis import (
     Standing,
+    gateway_versions,
     own_versions,
     standing_in,
-    told_versions,
 )
 from tests.processes import LOCALHOST, wait_until
 from tests.server.link.gateway_stage import (
@@ -358,7 +358,7 @@ def test_clients_try_again_while_flower_is_away(
     assert re.search(f"of site-a: Flower.*{said}", caplog.text)
     health = stage.http.get("/health")
     assert health.status_code == status
-    assert told_versions(health.headers) == own_versions()
+    assert gateway_versions(health.headers) == own_versions()
 
 
 def test_a_client_that_goes_away_is_not_blamed_on_flower(
@@ -490,8 +490,8 @@ def test_a_registered_client_learns_how_it_stands(stage: Stage) -> None:
 
 
 def test_versions_are_told_with_the_health_alone(stage: Stage) -> None:
-    assert told_versions(stage.http.get("/health").headers) == own_versions()
-    assert told_versions(stage.client.post("pull-messages", POLL).headers) == {}
+    assert gateway_versions(stage.http.get("/health").headers) == own_versions()
+    assert gateway_versions(stage.client.post("pull-messages", POLL).headers) == {}
 
 
 AUTHORITY = new_authority("test authority")
@@ -506,7 +506,7 @@ def files(folder: Path, hosts: Sequence[str] = (LOCALHOST,), days: int = 9) -> T
     return tls
 
 
-def trusting(authority: Identity, folder: Path) -> ssl.SSLContext:
+def trusting(authority: CertifiedKey, folder: Path) -> ssl.SSLContext:
     file = folder / "trusted.crt"
     write_certificate(file, authority.certificate)
     return ssl.create_default_context(cafile=file)
@@ -574,7 +574,7 @@ def test_without_tls_to_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 )
 def test_untrusted_certificates_are_named_on_both_sides(
     served: dict[str, Any],
-    trusts: Identity,
+    trusts: CertifiedKey,
     to_client: str,
     to_server: str,
     tmp_path: Path,
