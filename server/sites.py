@@ -38,7 +38,7 @@ ASK_AGAIN_S = 20.0  # until a node that could not take part is asked again
 REMIND_S = 300.0  # until the reason is repeated to a node that cannot take part
 log = logging.getLogger("flwr")
 # How the server waits for replies of clients on other machines.
-OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
+OVER_NETWORK = Patience(longest_interval_s=0.5, polls_of_first=1, may_be_away=True)
 LOOK_EVERY_S = 0.2
 REMIND_EVERY_S = 30.0
 Enough = Callable[[dict[str, Member]], bool]

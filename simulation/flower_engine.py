@@ -37,7 +37,7 @@ from knnper.simulation.flower_nodes import (
 from knnper.simulation.object_store import ObjectStore
 from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
 from knnper.strategies.core.records import NoState
-from knnper.transport import messages as shared_memory
+from knnper.transport import shared_memory
 from knnper.transport.flower_protocol import is_plain
 from knnper.transport.messages import (
     IN_MESSAGE,
@@ -45,6 +45,8 @@ from knnper.transport.messages import (
     Carrier,
     Files,
     Job,
+)
+from knnper.transport.shared_memory import (
     is_run_folder,
 )
 

@@ -4,12 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 import platform
 import re
-import shutil
-import uuid
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,11 +22,15 @@ from typing_extensions import override
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import Flat, flatten, plain_fields, unflatten
 from knnper.settings import LARGEST_COUNT, is_name
+from knnper.transport.shared_memory import (
+    is_vector_file,
+    read_vector,
+    recycle,
+    write_vector,
+)
 
 _MOST_HEADER_BYTES = 4096
-_NUMPY = "numpy.ndarray"  # how Flower calls what `np.save` writes
-
-
+_NUMPY = "numpy.ndarray"  # Flower's name of the format of `np.save`
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0;
 # NumPy's own reader allocates the size in the header before it reads the data.
 _BEGIN = re.compile(
@@ -39,14 +40,6 @@ _BEGIN = re.compile(
 )
 _RECORD = "introduction"
 _LONGEST_NAME = 255
-MEMORY_FILE_SYSTEM = Path("/dev/shm")
-_PREFIX = "knnper-"
-_IN_USE, _FREE = ".f32", ".free"
-_FOLDER_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}")
-_FILE_NAME = re.compile(rf"\d+-[0-9a-f]{{32}}{re.escape(_IN_USE)}")
-
-# A container's default of 64 MB would fill up in the middle of a round.
-LEAST_FREE_BYTES = 256 * 1024**2
 R = TypeVar("R")
 VECTOR = "vector"
 _FILE = "file"
@@ -54,10 +47,12 @@ _LAYOUT, _NUMBERS, _LENGTHS = "layout", "numbers", "lengths"
 _CANNOT_RUN = "no client can be run"
 _END_OF_LINE = " ⏎ "  # Flower passes failures on as one line of text
 
+# Bytes; a smaller vector is faster in a message than in a file of its own.
 LEAST_IN_FILE = 1 << 17
-"""Bytes; fewer are faster in a message than in a file of their own."""
-FAILURES = "failures"  # why clients of a task have no reply, by their number in it
-TOGETHER = "together"  # name of the replies of a task that are sent as one
+# In a reply to a task: the reasons of failures by the number of the client, and the
+# name of the replies that are sent as one record.
+FAILURES = "failures"
+TOGETHER = "together"
 
 
 def too_large(most_bytes: float, size: int) -> CodecError:
@@ -120,7 +115,7 @@ def introduction_content(introduction: Introduction) -> RecordDict:
 
 
 def read_introduction(content: RecordDict) -> Introduction:
-    """Validate a client's introduction, of which nothing is trusted."""
+    """Validate a client's introduction, which may be hostile."""
     record = content.config_records.get(_RECORD)
     if record is None:
         return Introduction("", problem="it sent no introduction: another version?")
@@ -140,86 +135,6 @@ def read_introduction(content: RecordDict) -> Introduction:
         return Introduction("", problem=printable(str(error)))
     problem, remark = printable(introduction.problem), printable(introduction.remark)
     return dataclasses.replace(introduction, problem=problem, remark=remark)
-
-
-def is_available() -> bool:
-    """Return whether this machine has a file system in memory with room to spare."""
-    if not os.access(MEMORY_FILE_SYSTEM, os.W_OK):
-        return False
-    for folder in MEMORY_FILE_SYSTEM.glob(f"{_PREFIX}*"):  # left behind by a kill
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-    return shutil.disk_usage(MEMORY_FILE_SYSTEM).free >= LEAST_FREE_BYTES
-
-
-@contextlib.contextmanager
-def shared_folder() -> Iterator[Path | None]:
-    """Create a folder in memory for one run, None without room; remove it."""
-    if not is_available():
-        yield None
-        return
-    folder = MEMORY_FILE_SYSTEM / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    folder.mkdir(mode=0o700)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_run_folder(path: Path) -> bool:
-    """Return whether ``path`` is one that `shared_folder` may have made."""
-    in_memory = path.parent == MEMORY_FILE_SYSTEM
-    return in_memory and _FOLDER_NAME.fullmatch(path.name) is not None
-
-
-def is_vector_file(path: Path, folder: Path) -> bool:
-    """Return whether ``path`` is one that `write_vector` may have made in a folder."""
-    return path.parent == folder and _FILE_NAME.fullmatch(path.name) is not None
-
-
-def write_vector(folder: Path, vector: Tensor) -> Path | None:
-    """Write a float32 vector to a file in ``folder``; None without room for it."""
-    # One that was given back is taken first: to find new memory takes longer.
-    path = _claim(folder, vector.nbytes) or _new_path(folder, vector.nbytes)
-    try:
-        # Not truncated: that would give the memory back.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(vector.detach().contiguous().numpy().data)
-    except OSError:
-        path.unlink(missing_ok=True)
-        return None
-    return path
-
-
-def read_vector(path: Path) -> Tensor:
-    """Return the float32 vector in ``path``; a copy, so the file may go at once."""
-    with path.open("rb") as file:
-        vector = torch.empty(os.fstat(file.fileno()).st_size // 4)
-        file.readinto(vector.numpy().data)
-    return vector
-
-
-def recycle(path: Path) -> None:
-    """Free the memory of the discarded ``path`` for the next vector of its size."""
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(path.with_suffix(_FREE))
-
-
-def _claim(folder: Path, num_bytes: int) -> Path | None:
-    """Return a free file of this size, which from now on belongs to the caller."""
-    # It gets a new name, so that a reader of the old one never reads other numbers.
-    for free in folder.glob(f"{num_bytes}-*{_FREE}"):
-        path = _new_path(folder, num_bytes)
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            free.rename(path)
-            return path
-    return None
-
-
-def _new_path(folder: Path, num_bytes: int) -> Path:
-    return folder / f"{num_bytes}-{uuid.uuid4().hex}{_IN_USE}"
 
 
 class CarrierError(CodecError):
@@ -355,8 +270,9 @@ class Files(Carrier):
         try:
             size = file.stat().st_size
         except FileNotFoundError as error:
-            mend = "set run.carrier to message"
-            raise CarrierError(f"{file} is not on this machine: {mend}") from error
+            raise CarrierError(
+                f"{file} is not on this machine: set run.carrier to message"
+            ) from error
         if size > most_bytes:
             raise too_large(most_bytes, size)
         return read_vector(file)
@@ -377,12 +293,12 @@ def _foreign(named: object, where: object) -> CodecError:
 
 
 def pack(record: object, carrier: Carrier = IN_MESSAGE) -> Packed:
-    """Return ``record`` in the form in which it travels."""
+    """Pack a record, to be sent in any number of messages."""
     return pack_flat(flatten(record), carrier)
 
 
 def pack_flat(flat: Flat, carrier: Carrier) -> Packed:
-    """Return a record that is one array by now in the form in which it travels."""
+    """Pack a flattened record."""
     return _packed(flat.vector, ConfigRecord({_LAYOUT: flat.layout}), carrier)
 
 
@@ -407,7 +323,7 @@ def pack_together(flats: Mapping[int, Flat], carrier: Carrier) -> Packed:
 def unpack_together(
     packed: Packed, carrier: Carrier, most_bytes: float = math.inf
 ) -> dict[int, Flat]:
-    """Return the records by number that were packed as one."""
+    """Unpack the records of `pack_together`, by number."""
     names = (_LAYOUT, _NUMBERS, _LENGTHS)
     layouts, numbers, lengths = (_list(packed, name) for name in names)
     vector = carrier.get(packed, most_bytes)
@@ -439,13 +355,13 @@ def unpack(
     carrier: Carrier = IN_MESSAGE,
     most_bytes: float = math.inf,
 ) -> R:
-    """Return the record that was packed."""
+    """Unpack a record."""
     layout = _layout(packed)
     return unflatten(record_type, Flat(carrier.get(packed, most_bytes), layout))
 
 
 def unpack_shared(record_type: type[R], packed: Packed, carrier: Carrier) -> R:
-    """Return the record that was packed, the same object for the same numbers."""
+    """Unpack a record; messages that share its numbers give the same object."""
     place = carrier.place(packed)
     if place is None:
         return unpack(record_type, packed, carrier)
@@ -458,7 +374,7 @@ def unpack_shared(record_type: type[R], packed: Packed, carrier: Carrier) -> R:
 # A payload and a reference, which may differ.
 @functools.lru_cache(maxsize=2)
 def _kept(record_type: type, place: Hashable, layout: str) -> list[object]:  # noqa: ARG001
-    """Return where a record is kept."""
+    """Return the list that holds a record once it is unpacked."""
     return []
 
 

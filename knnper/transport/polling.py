@@ -18,30 +18,27 @@ LONGEST_INTERVAL_S = 0.02
 # Shortest time limit of a reply: its node may have to reconnect.
 LEAST_S = 30.0
 ROUNDS_KNOWN = 5  # previous rounds with which response times are estimated
-OWN_PATIENCE = 3.0
-UNKNOWN = 10.0  # see `Pace`
+OWN_PATIENCE, NEW_NODE_PATIENCE = 3.0, 10.0  # see `Pace`
 MOST_HELD_BACK = 4
-LOOKS_FOR_THE_FIRST = 10
-OF_WHAT_WAS_WAITED = 0.05
+POLLS_OF_FIRST = 10
+WAIT_FRACTION = 0.05
 # Flower raises these for a reply with arrays that contradict its description.
-_WHAT_A_NODE_SENDS = (ValueError, TypeError, KeyError, AttributeError)
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+# A reply may be this many times as large as its request, or have these bytes.
 MOST_TIMES_SENT = 16
-# A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these.
 LEAST_LIMIT_BYTES = 64 * 1024**2
 NOT_ACCEPTED = "Flower did not accept a message"
 # Environment variable of a ServerApp on a server of ours: the descriptor of a pipe to
 # which it writes the nodes that it has sent messages to, a line each.
 ANNOUNCEMENTS_VARIABLE = "KNNPER_ANNOUNCEMENTS"
+# Requests without a reply at any time, unless there are many workers: enough to keep
+# workers busy while Flower looks for new messages, with `flwr run` ten times a second;
+# few enough that its look through all of them takes no time.
 MESSAGES_AT_ONCE = 64
-"""Requests without a reply at any time, unless there are many workers.
-
-Enough to keep workers busy while Flower looks for new messages, with `flwr run` ten
-times a second; few enough that its look through all of them takes no time.
-"""
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> list[str]:
-    """Send messages and return their ids; an empty one stands for one not accepted."""
+    """Send messages; return their ids, empty for a message that was not accepted."""
     ids = list(grid.push_messages(messages))
     announce(*(message.metadata.dst_node_id for message in messages))
     return ids
@@ -64,17 +61,17 @@ def announce(*nodes: int) -> None:
 
 @dataclass
 class Pace:
-    """How long nodes take to reply, and how long each is waited for because of that.
+    """Response times of nodes, and the time limits of replies that follow from them.
 
-    That is ``patience`` times the median of its round, or of one of the last rounds,
-    and `LEAST_S` more. The median of a round is known once most of it have answered;
-    as long as none is, ``most_s`` counts. So one node can neither hold rounds up by its
-    silence, nor make the others late by a quick reply.
+    A node times out after ``patience`` times the median response time of this round or
+    of the last five, whichever is longest, and `LEAST_S` more; never after ``most_s``,
+    which alone counts while no median is known. The median of a round is known once
+    most of its nodes have replied. So a silent node cannot hold up a round, and a quick
+    node cannot make the others late.
 
-    A node may have far more to do than the others: it has `OWN_PATIENCE` times as long
-    as it took the last time, if that is more, and as long as it has not answered yet
-    `UNKNOWN` times as long as the others have. Each time in a row that it is silent
-    halves what it has beyond them.
+    A node may have far more to do than the others. So it has at least `OWN_PATIENCE`
+    times its own last response time, or `NEW_NODE_PATIENCE` times as long as the others
+    if it has not replied yet. Each silence in a row halves this time.
     """
 
     most_s: float
@@ -86,7 +83,7 @@ class Pace:
     _silences: Counter[int] = field(default_factory=Counter)
 
     def begin(self) -> None:
-        """Take note that another round begins."""
+        """Begin another round."""
         if self._times:
             self._medians.append(sorted(self._times)[len(self._times) // 2])
         self._times, self._num_sent = [], 0
@@ -110,13 +107,15 @@ class Pace:
         self._silences[node] += 1
 
     def timeout_s(self, node: int) -> float:
-        """Return how long a node's reply is waited for, as far as is known now."""
+        """Return the time limit of a node's reply, by the present knowledge."""
         known = [*self._medians, *sorted(self._times)[self._num_sent // 2 :][:1]]
         if not known:
             return self.most_s
         usual = self.patience * max(known)
         from_last_response = (
-            OWN_PATIENCE * self._own[node] if node in self._own else UNKNOWN * usual
+            OWN_PATIENCE * self._own[node]
+            if node in self._own
+            else NEW_NODE_PATIENCE * usual
         )
         most = max(usual, from_last_response * 0.5 ** self._silences[node])
         return min(self.most_s, LEAST_S + most)
@@ -124,11 +123,19 @@ class Pace:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long, and how often, a server looks for replies."""
+    """How long, and how often, a server polls for replies.
+
+    Attributes
+    ----------
+    polls_of_first
+        Polls for the first reply alone, before all replies are polled for.
+    may_be_away
+        Whether a node may leave, so that a missing reply does not end the run.
+    """
 
     pace: Pace | None = None
     longest_interval_s: float = LONGEST_INTERVAL_S
-    looks_for_the_first: int = LOOKS_FOR_THE_FIRST
+    polls_of_first: int = POLLS_OF_FIRST
     may_be_away: bool = False
 
 
@@ -182,7 +189,7 @@ class Window:
         self._replies: dict[str, Message | NoReply] = {}
 
     def push(self, message: Message) -> str:
-        """Send a message; return what it is known by."""
+        """Send a message; return its id, or a made-up id if it was not accepted."""
         ids = push(self._grid, [message])
         pushed = (ids[0] or None) if len(ids) == 1 else None  # not accepted
         if pushed is None and not self._patience.may_be_away:
@@ -211,7 +218,7 @@ class Window:
         Usually only the first is polled, since polling takes longer the more replies
         it is for. Replies that overtook it are fetched now and then.
         """
-        for _ in range(self._patience.looks_for_the_first):
+        for _ in range(self._patience.polls_of_first):
             self._fetch([self.sent[0]])
             if self.sent[0] in self._replies:
                 break
@@ -224,7 +231,7 @@ class Window:
             if len(self.sent) == 1:
                 began = max(began, self._latest_reply_at)
             waited_s = time.monotonic() - began
-            wait_s = max(POLL_INTERVAL_S, waited_s * OF_WHAT_WAS_WAITED)
+            wait_s = max(POLL_INTERVAL_S, waited_s * WAIT_FRACTION)
             time.sleep(min(wait_s, self._patience.longest_interval_s))
         else:
             self._fetch([sent for sent in self.sent if sent not in self._replies])
@@ -261,10 +268,10 @@ class Window:
             return
         try:
             messages = list(self._grid.pull_messages(unanswered))
-        except _WHAT_A_NODE_SENDS as error:
+        except _UNREADABLE as error:
             if not self._patience.may_be_away:
                 raise
-            # Whose reply Flower cannot put together, it is no reply.
+            # Polled one by one, to find the reply that Flower cannot assemble.
             if len(unanswered) == 1:
                 reason = f"the reply cannot be read: {type(error).__name__}: {error}"
                 self._answered(unanswered[0], NoReply(reason))

@@ -28,7 +28,7 @@ from knnper.simulation.flower_nodes import (
 )
 from knnper.simulation.object_store import ObjectStore
 from knnper.strategies.core.records import ModelPayload
-from knnper.transport import messages as shared_memory
+from knnper.transport import shared_memory
 from knnper.transport.messages import (
     IN_MESSAGE,
     VECTOR,

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from knnper.errors import CodecError
 from knnper.records import fingerprint
 from knnper.strategies.core.records import ModelPayload
-from knnper.transport import messages as shared_memory
+from knnper.transport import shared_memory
 from knnper.transport.messages import (
     IN_MESSAGE,
     CannotRunError,
