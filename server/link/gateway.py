@@ -51,6 +51,7 @@ from knnper.server.link.gateway_rules import (
     raw_path,
     with_reason,
 )
+from knnper.server.link.notices import Notices, printable_ascii
 from knnper.server.link.replies import Replies, unreachable
 from knnper.transport import flower_protocol as flower
 from knnper.transport.diagnosis import (
@@ -71,10 +72,6 @@ _WINDOW_BYTES = 100_000
 
 _LONGEST_WAIT_S = 4.0  # for memory; then the client is asked to retry
 _REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode makes five
-_QUIET_SECONDS = 60.0
-_MOST_REMEMBERED = 1000
-_LONGEST = 1000  # characters
-_LONGEST_PART = 200
 Scope = Mapping[str, Any]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
@@ -186,53 +183,6 @@ async def read_body(receive: Receive, length: int) -> bytearray:
         if len(body) - mark >= _WINDOW_BYTES:
             mark, end = len(body), time.monotonic() + _WINDOW_S
     return body
-
-
-class Notices:
-    """Limits warnings: one a minute for each host and kind, 1000 a minute in all."""
-
-    def __init__(self) -> None:
-        self.said: dict[tuple[str, str], float] = {}
-
-    def warn(self, host: str, kind: str, message: str) -> None:
-        """Log ``message`` about ``host``, unless one of this kind was just logged."""
-        if self.is_news(host, kind):
-            logger.warning("%s: %s", host, plain(message, _LONGEST))
-
-    def is_news(self, host: str, kind: str) -> bool:
-        """Return whether this kind was not logged in the last minute, and note it."""
-        now = time.monotonic()
-        if now - self.said.get((host, kind), -_QUIET_SECONDS) < _QUIET_SECONDS:
-            return False
-        if len(self.said) >= _MOST_REMEMBERED:
-            recent = [
-                notice
-                for notice in self.said
-                if now - self.said[notice] < _QUIET_SECONDS
-            ]
-            self.said = {notice: self.said[notice] for notice in recent}
-        if len(self.said) >= _MOST_REMEMBERED:
-            return False
-        self.said[host, kind] = now
-        return True
-
-
-def plain(text: str, longest: int = _LONGEST_PART) -> str:
-    """Return at most ``longest`` characters as one line of printable ASCII."""
-    cut = text if len(text) <= longest else f"{text[:longest]}..."
-    return "".join(
-        char if " " <= char <= "~" else char.encode("unicode_escape").decode()
-        for char in cut
-    )
-
-
-def limit_repeats(noisy: logging.Logger) -> logging.Logger:
-    """Return a logger for ``noisy`` that repeats a message once a minute at most."""
-    notices = Notices()
-    quiet = logging.Logger(noisy.name)
-    quiet.parent = noisy
-    quiet.addFilter(lambda record: notices.is_news("", str(record.msg)))
-    return quiet
 
 
 @dataclass
@@ -671,9 +621,10 @@ class Gateway:
             sender = "a stranger"
         is_known = exchange.path in flower.REQUESTS or exchange.path in flower.ATTACKS
         kind = exchange.path if is_known else "another path"
+        path = printable_ascii(exchange.path)
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
             exchange.host,
             f"{sender}: {kind}: {refusal.why}",
-            f"{did} {exchange.method} '{plain(exchange.path)}' of {sender}: {refusal}",
+            f"{did} {exchange.method} '{path}' of {sender}: {refusal}",
         )

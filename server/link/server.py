@@ -21,8 +21,9 @@ from knnper.files import FileLock, LockHeldError, require_plain
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
 from knnper.server.link.connections import ConnectionLimits
-from knnper.server.link.gateway import Gateway, Meter, Notices
+from knnper.server.link.gateway import Gateway, Meter
 from knnper.server.link.gateway_rules import RegisteredClients, Rules
+from knnper.server.link.notices import Notices
 from knnper.server.link.registration import ControlPort, reconcile
 from knnper.server.link.replies import Replies
 from knnper.server.link.server_apps import ServerApps

@@ -12,7 +12,8 @@ from typing import Any
 import uvicorn
 
 from knnper.server.link.connections import ConnectionLimits, ConnectionServer
-from knnper.server.link.gateway import Gateway, Notices, limit_repeats
+from knnper.server.link.gateway import Gateway
+from knnper.server.link.notices import Notices, limit_repeats
 from knnper.server.settings import TlsFiles
 
 _LAST_ANSWERS_SECONDS = 5

@@ -16,8 +16,9 @@ import uvloop
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import Registered
 from knnper.server.link.connections import ConnectionLimits
-from knnper.server.link.gateway import Gateway, Meter, Notices
+from knnper.server.link.gateway import Gateway, Meter
 from knnper.server.link.gateway_rules import RegisteredClients, Rules
+from knnper.server.link.notices import Notices
 from knnper.server.link.replies import Replies
 from knnper.server.link.sockets import Listener
 from knnper.server.settings import TlsFiles

@@ -94,7 +94,7 @@ def stage(shared_stage: Stage) -> Stage:
     shared_stage.upstream.reset()
     shared_stage.looked.clear()
     shared_stage.clients.learn(ROSTER)
-    shared_stage.gateway.notices.said.clear()
+    shared_stage.gateway.notices.logged_at.clear()
     shared_stage.gateway.presence.heard.clear()
     shared_stage.gateway.replies.forget_run(RUN)
     shared_stage.gateway.heartbeats.passed_on(NODE, 30)
@@ -270,7 +270,7 @@ def test_strangers_cannot_fill_the_log(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert max(map(len, lines)) < 500
-    assert len(stage.gateway.notices.said) == 2
+    assert len(stage.gateway.notices.logged_at) == 2
 
 
 def test_what_is_no_http_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
