@@ -51,7 +51,7 @@ from knnper.experiment import (
 )
 from knnper.files import make_private
 from knnper.metrics import computations
-from knnper.models import build_model, located
+from knnper.models import build_model, with_local_files
 from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
@@ -468,7 +468,9 @@ def site_experiment(text: str, door: Door) -> Experiment:
             f"the two sides run different versions: {error}",
             reason=SafeReason(Code.NOT_FOR_SITES),
         ) from error
-    return dataclasses.replace(experiment, model=located(experiment.model, door))
+    return dataclasses.replace(
+        experiment, model=with_local_files(experiment.model, door)
+    )
 
 
 @explained()

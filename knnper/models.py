@@ -116,10 +116,13 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
     )
 
 
-def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
-    """Return the choice, which is built with the files of this machine.
+def with_local_files(
+    choice: Choice[S], door: Door, *, only_local: bool = True
+) -> Choice[S]:
+    """Return the choice with the files of weights that this machine has for it.
 
-    With ``alone`` those that an experiment names are not looked at.
+    ``only_local``: whether files that the experiment names are dropped where this
+    machine has none.
     """
     settings, files = choice.settings, door.pretrained
     if files is None or not isinstance(settings, ModelSettings):
@@ -127,7 +130,7 @@ def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
     stated = _stated(choice)
     keys = (stated, Path(stated).name, choice.name)
     file = next((str(files[key]) for key in keys if key in files), None)
-    if file is None and not alone:
+    if file is None and not only_local:
         return choice
     changes: dict[str, Any] = {"weights": file}
     if isinstance(settings, PretrainedSettings):

@@ -10,7 +10,7 @@ from knnper.data.examples import Dataset
 from knnper.data.site_data import task_of
 from knnper.errors import RunError
 from knnper.experiment import Experiment
-from knnper.models import located
+from knnper.models import with_local_files
 from knnper.own import Door, local_door
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
 from knnper.server.run_folder import EXPERIMENT, RunFolder
@@ -81,7 +81,7 @@ def find_model(path: Path, door: Door | None = None) -> GlobalModel:
     chosen = stored.card.architecture(Door(None if code is None else Path(code)))
     weights = getattr(experiment.model.settings, "weights", None)
     if weights is None:
-        chosen = located(chosen, local_door(), alone=False)
+        chosen = with_local_files(chosen, local_door(), only_local=False)
     else:
         settings: Any = chosen.settings
         chosen = replace(chosen, local=replace(settings, weights=weights))

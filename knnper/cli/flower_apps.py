@@ -33,7 +33,7 @@ from knnper.experiment import (
     read_experiment,
 )
 from knnper.files import parse_json
-from knnper.models import located
+from knnper.models import with_local_files
 from knnper.own import Door
 from knnper.process import with_fixed_threads
 from knnper.server.checkpoints import Checkpoint
@@ -137,7 +137,7 @@ def order_of(run_config: Mapping[str, object], door: Door | None = None) -> Orde
         place = _absolute(output or f"runs/{experiment.name}")
     if door is not None:
         experiment = replace(
-            experiment, model=located(experiment.model, door, alone=False)
+            experiment, model=with_local_files(experiment.model, door, only_local=False)
         )
     return Order(
         experiment=experiment,

@@ -27,7 +27,7 @@ from knnper.experiment import (
     to_document,
 )
 from knnper.files import parse_json, require_plain, whole_folder, write_atomically
-from knnper.models import MODELS, OWN_MODEL, located, network_size
+from knnper.models import MODELS, OWN_MODEL, network_size, with_local_files
 from knnper.own import CLOSED, Door
 from knnper.process import known_precision, num_threads
 from knnper.reasons import Code, SafeReason
@@ -107,7 +107,7 @@ class ModelCard:
         choice = Choice(
             name, parsed, None if own_code is None else own_code.entry, source
         )
-        return located(choice, door)
+        return with_local_files(choice, door)
 
 
 CARD = TypeAdapter(ModelCard)

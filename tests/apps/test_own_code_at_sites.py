@@ -23,7 +23,7 @@ from knnper.client.site import SiteNode, site_experiment
 from knnper.client.site_state import SiteState
 from knnper.errors import ConfigError, OwnCodeError
 from knnper.experiment import Experiment
-from knnper.models import located
+from knnper.models import with_local_files
 from knnper.own import CLOSED, LOCAL_VARIABLE, Door, local_door
 from knnper.pretrained import TransformersSettings
 from knnper.seeding import RandomKey
@@ -327,11 +327,11 @@ def test_a_network_is_built_with_the_files_of_this_machine() -> None:
     settings = TransformersSettings(architecture="/server/minilm", download=True)
     choice = Choice("transformers", settings)
     door = replace(CLOSED, pretrained={"minilm": Path("/site/minilm")})
-    found = located(choice, door)
+    found = with_local_files(choice, door)
     assert found.local == replace(settings, architecture="/site/minilm", download=False)
     assert found == choice
-    assert located(choice, Door()) is choice
-    assert located(choice, CLOSED, alone=False) is choice
+    assert with_local_files(choice, Door()) is choice
+    assert with_local_files(choice, CLOSED, only_local=False) is choice
 
 
 @pytest.mark.parametrize("trained", ["head", "last_blocks"])
