@@ -320,8 +320,9 @@ def num_correct_and_likelihood(
     Of two mixtures with equally many correct predictions the more confident one scores
     more. A correct prediction outweighs three that are wrong with p(y|x) = 0.
     """
-    arguments = (p_knn, p_global, labels, knn_weights)
-    return num_correct(*arguments) + LOG_LIKELIHOOD_SHARE * log_likelihood(*arguments)
+    likelihood = log_likelihood(p_knn, p_global, labels, knn_weights)
+    correct = num_correct(p_knn, p_global, labels, knn_weights)
+    return correct + LOG_LIKELIHOOD_SHARE * likelihood
 
 
 CRITERIA: Mapping[CriterionName, Criterion] = {

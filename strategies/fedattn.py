@@ -227,8 +227,12 @@ class FedAttn(Method):
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> FedAttnState:
         embedding_dim, num_biases = self._embedding_dim, int(self._where.sum())
-        sizes = (self.settings.attention_dim, embedding_dim, num_biases)
-        attention = new_attention(*sizes, rng.child("attention"))
+        attention = new_attention(
+            self.settings.attention_dim,
+            embedding_dim,
+            num_biases,
+            rng.child("attention"),
+        )
         nothing = Memory(torch.empty(0, embedding_dim), torch.empty(0, num_biases))
         known = KnownClients((), nothing)
         return FedAttnState(self.task.initial_weights, attention, known, num_rounds=0)
@@ -239,7 +243,8 @@ class FedAttn(Method):
         is_over = state.num_rounds >= self.task.training.num_rounds
         weights, biases = state.weights, state.weights[self._where]
         if client_id in state.known.names:
-            personal = attend(state.attention, *self._asked(state, client_id))
+            representation, neighbors = self._neighborhood(state, client_id)
+            personal = attend(state.attention, representation, neighbors)
             return FedAttnPayload(weights.masked_scatter(self._where, personal), biases)
         if is_over and state.known.names:
             return FedAttnPayload(weights, biases, state.attention, state.known.memory)
@@ -277,9 +282,11 @@ class FedAttn(Method):
         elif (
             payload.memory is not None and payload.attention is not None and data.train
         ):
-            asks = self._representation(weights, data.train)
-            neighbors = nearest(payload.memory, asks, self.settings.num_neighbors)
-            biases = attend(payload.attention, asks, neighbors)
+            representation = self._representation(weights, data.train)
+            neighbors = nearest(
+                payload.memory, representation, self.settings.num_neighbors
+            )
+            biases = attend(payload.attention, representation, neighbors)
             weights = weights.masked_scatter(self._where, biases)
         return ModelPredictor(self.task, weights)
 
@@ -292,10 +299,12 @@ class FedAttn(Method):
         """Return Z, the mean embedding of examples, shape (p,)."""
         return self.task.embed(weights, examples.images).mean(dim=0)
 
-    def _asked(self, state: FedAttnState, client: str) -> tuple[Tensor, Memory]:
+    def _neighborhood(self, state: FedAttnState, client: str) -> tuple[Tensor, Memory]:
         """Return Z_i of a known client, and Z and M of its neighbours."""
-        asks, _ = state.known.of(client)
-        return asks, nearest(state.known.memory, asks, self.settings.num_neighbors)
+        representation, _ = state.known.of(client)
+        return representation, nearest(
+            state.known.memory, representation, self.settings.num_neighbors
+        )
 
     def aggregate(
         self, state: FedAttnState, updates: Updates[FedAttnUpdate]
@@ -309,8 +318,9 @@ class FedAttn(Method):
             biases = update.weights[self._where]
             news[client] = (update.representation, biases)
             if client in state.known.names:
+                representation, neighbors = self._neighborhood(state, client)
                 client_gradients = gradients(
-                    attention, *self._asked(state, client), biases
+                    attention, representation, neighbors, biases
                 )
                 for slope, tensor in zip(slopes, client_gradients, strict=True):
                     slope.add(tensor, 1)
@@ -331,8 +341,6 @@ def bias_mask(task: Task) -> Tensor:
     """
     mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
     for entry in task.model.entries:
-        is_bias = entry.is_parameter and entry.name.rpartition(".")[2].startswith(
-            "bias"
-        )
+        is_bias = entry.is_parameter and entry.key.startswith("bias")
         mask[entry.start : entry.stop] = is_bias
     return mask

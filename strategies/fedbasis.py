@@ -577,20 +577,23 @@ def local_round(
     rng: RandomKey,
 ) -> tuple[Tensor, BasesUpdate]:
     """Train a client in a round; return α, shape (K, B), and the update."""
-    arguments = (examples, learning_rate, rng)
     combination = _combination(task, settings, payload)
     temperature, epochs = settings.temperature, settings.combination_epochs
     if len(payload.models) == 1:
-        result = local_sgd(task, payload.models[0], *arguments)
+        result = local_sgd(task, payload.models[0], examples, learning_rate, rng)
         models = result.weights[None]
     elif settings.coordinate_descent:
         combination_rng = rng.child("combination")
         learn_combination(
             task, combination, examples, learning_rate, combination_rng, epochs
         )
-        models, result = train_bases(task, combination, temperature, *arguments)
+        models, result = train_bases(
+            task, combination, temperature, examples, learning_rate, rng
+        )
     else:
-        models, result = train_jointly(task, combination, temperature, *arguments)
+        models, result = train_jointly(
+            task, combination, temperature, examples, learning_rate, rng
+        )
     update = BasesUpdate(models.unbind(), len(examples), result.train_loss)
     return combination.alpha().cpu(), update
 

@@ -218,10 +218,13 @@ class FedPAC(Method):
             self.task,
             self._start(payload),
             examples,
-            (self.settings.head_learning_rate, head_epochs),
             server_round,
             rng,
-            near_centers(payload.centroids, strengths, self.task.model.device),
+            head_rate=self.settings.head_learning_rate,
+            head_epochs=head_epochs,
+            objective=near_centers(
+                payload.centroids, strengths, self.task.model.device
+            ),
         )
 
     def personalize(

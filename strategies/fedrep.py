@@ -70,28 +70,32 @@ def head_then_body(
     task: Task,
     weights: Tensor,
     examples: Examples,
-    of_head: tuple[float | None, int],
     server_round: int,
     rng: RandomKey,
+    *,
+    head_rate: float | None,
+    head_epochs: int,
     objective: Objective = cross_entropy,
 ) -> LocalResult:
     """Train the head, then the body under it.
 
     Parameters
     ----------
-    of_head
-        Learning rate of the head, None for the training section's, and its epochs.
+    head_rate
+        Learning rate of the head; None is the training section's.
+    head_epochs
+        Passes over the examples that train the head.
     objective
         Of the body.
     """
-    head, (head_rate, num_epochs) = task.head_mask, of_head
+    head = task.head_mask
     with_new_head = local_sgd(
         task,
         weights,
         examples,
         task.training.learning_rate_at(server_round, head_rate),
         rng.child("personal"),
-        num_epochs=num_epochs,
+        num_epochs=head_epochs,
         trainable=head,
     )
     return local_sgd(
@@ -135,9 +139,10 @@ class FedRep(PartlyShared):
             self.task,
             self.joined(payload.weights, client_state),
             data.train,
-            (self.settings.head_learning_rate, self.settings.head_epochs),
             server_round,
             rng,
+            head_rate=self.settings.head_learning_rate,
+            head_epochs=self.settings.head_epochs,
         )
         return self.split(trained, len(data.train))
 

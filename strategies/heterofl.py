@@ -88,7 +88,11 @@ class HeteroFLSettings(Settings):
     """
 
     widths: Annotated[tuple[PositiveFraction, ...], Field(min_length=1), ALL_DIFFER] = (
-        *(1.0, 0.5, 0.25, 0.125, 0.0625),
+        1.0,
+        0.5,
+        0.25,
+        0.125,
+        0.0625,
     )
     shares: tuple[PositiveFloat, ...] = ()
     assignment: Literal["chance", "speed"] = "chance"

@@ -65,11 +65,11 @@ class KnnMemory(Personalizer):
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:
         served = self.method.personalize(payload, client_state, data, rng)
-        base = require_embeddings(served)
+        base = require_embedding_predictor(served)
         return knn_predictor(base, self.task.spec.num_classes, data, self.settings, rng)
 
 
-def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
+def require_embedding_predictor(predictor: Predictor) -> EmbeddingPredictor:
     """Return ``predictor`` as one with a representation; raise RunError if none."""
     if not isinstance(predictor, EmbeddingPredictor):
         raise RunError(

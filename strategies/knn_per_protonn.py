@@ -25,7 +25,7 @@ from knnper.settings import Settings
 from knnper.strategies.core.method import Personalizer
 from knnper.strategies.core.task import EmbeddingPredictor
 from knnper.strategies.fedavg import FedAvg
-from knnper.strategies.knn_per import require_embeddings
+from knnper.strategies.knn_per import require_embedding_predictor
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Prototypes(Personalizer):
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:
         served = self.method.personalize(payload, client_state, data, rng)
-        base = require_embeddings(served)
+        base = require_embedding_predictor(served)
         return compress(base, self.task.spec.num_classes, data, self.settings, rng)
 
 

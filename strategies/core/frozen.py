@@ -154,7 +154,8 @@ def of_embeddings(task: Task) -> Task:
         log.warning(
             "the frozen blocks run in every step, because their output has %d numbers "
             "for each input; at most %d are stored",
-            *(width, _MOST_NUMBERS),
+            width,
+            _MOST_NUMBERS,
         )
         return task
     zeros, unit = (0.0,) * width, (1.0,) * width

@@ -298,8 +298,14 @@ def origins(method: Method, payload: Any, update: Any) -> Mapping[str, Tensor]:
 
 
 _OF_THE_METHOD = (
-    *("num_rounds", "serves_global_model", "personalizes_by_inference", "state_type"),
-    *("payload_type", "update_type", "client_state_type", "update_problem"),
+    "num_rounds",
+    "serves_global_model",
+    "personalizes_by_inference",
+    "state_type",
+    "payload_type",
+    "update_type",
+    "client_state_type",
+    "update_problem",
     "started_from",
 )
 

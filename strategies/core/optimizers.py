@@ -51,8 +51,15 @@ OPTIMIZERS: SettingsTypes = {
     **{
         kind.__name__: settings_of(kind, Settings, frozenset(_PASSED))
         for kind in (
-            *(optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam),
-            *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop),
+            optim.Adam,
+            optim.AdamW,
+            optim.Adamax,
+            optim.NAdam,
+            optim.RAdam,
+            optim.RMSprop,
+            optim.Adagrad,
+            optim.Adadelta,
+            optim.Rprop,
         )
     },
 }

@@ -71,7 +71,7 @@ class PartlyShared(Method):
         """Return the server's ``weights`` with a client's personal part."""
         if part is None:
             return weights
-        return _placed(weights, self.personal, part.personal)
+        return weights.masked_scatter(self.personal, part.personal)
 
     def split(
         self, trained: LocalResult, num_examples: int
@@ -98,7 +98,7 @@ class PartlyShared(Method):
         mean = RunningMean()
         for _, update in updates:
             mean.add(update.shared, update.num_examples)
-        return ModelState(_placed(state.weights, self.shared, mean.result()))
+        return ModelState(state.weights.masked_scatter(self.shared, mean.result()))
 
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
@@ -137,13 +137,6 @@ def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | N
 @functools.lru_cache(maxsize=1)
 def _taken(weights: Tensor, where: Tensor) -> Tensor:
     return weights[where]
-
-
-def _placed(weights: Tensor, where: Tensor, values: Tensor) -> Tensor:
-    """Return a copy of ``weights`` with ``values`` at the positions of a mask."""
-    placed = weights.clone()
-    placed[where] = values
-    return placed
 
 
 def first_layers(model: FlatModel, num_layers: int) -> Tensor:

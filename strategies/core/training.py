@@ -93,6 +93,7 @@ class LocalModel:
         examples: Examples,
         learning_rate: float,
         rng: RandomKey,
+        *,
         gradient_hook: GradientHook | None,
         example_weights: Tensor | None,
         trainable: Tensor | None,
@@ -446,11 +447,11 @@ def local_sgd(
             examples,
             learning_rate,
             rng,
-            gradient_hook,
-            example_weights,
-            trainable,
-            objective,
-            needs_gradient,
+            gradient_hook=gradient_hook,
+            example_weights=example_weights,
+            trainable=trainable,
+            objective=objective,
+            needs_gradient=needs_gradient,
         )
         losses.extend(local_step(model) for _ in range(length))
     trained = task.model.read()
