@@ -144,7 +144,10 @@ def _reply(message: Message, record: object, carrier: Carrier) -> Message:
 def _train_clients(
     runtime: ClientRuntime, job: Job, payload: object, carrier: Carrier
 ) -> RecordDict:
-    """Train the clients of a task; return their updates, or the reasons of failures."""
+    """Train the clients of a task; return their updates and the failures' reasons.
+
+    The failure of an only client is raised.
+    """
     if not len(set(job.clients)) == len(job.clients) == len(job.state_rounds) > 0:
         raise CodecError(
             "expected different clients to train and a round of the state of each, "

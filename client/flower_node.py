@@ -326,14 +326,16 @@ class Runner:
 
         child = _fork(lambda: run_message(address, token, self._load, keep))
         os.close(writing)
-        cause = cause_of_death(_wait(child))
+        cause = cause_of_death(_wait_for(child))
         if cause is not None:
             log.error("the process of a message died: %s", cause)
             pulled = b""
             with contextlib.suppress(BlockingIOError):
                 pulled = os.read(reading, _MAX_PIPE_BYTES)
             reason = f"the client's process died: {cause}"
-            _wait(_fork(lambda: report_failure(address, token, task, pulled, reason)))
+            _wait_for(
+                _fork(lambda: report_failure(address, token, task, pulled, reason))
+            )
         os.close(reading)
 
 
@@ -388,13 +390,14 @@ def _work_and_exit(parent: int, work: Callable[[], None]) -> NoReturn:
         os._exit(status)
 
 
-def _wait(child: int) -> int:
-    """Return the wait status of ``child``; kill it when the node ends."""
+def _wait_for(child: int) -> int:
+    """Return the wait status of ``child``; when the node ends, kill it and exit."""
     while True:
         process, status = os.waitpid(child, os.WNOHANG)
         if process:
             return status
         has_input = select.select([_COMMANDS], [], [], _POLL_CHILD_S)[0]
+        # Bytes only wake the runner; the end of the pipe is the end of the node.
         if has_input and not os.read(_COMMANDS, _MAX_PIPE_BYTES):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -216,13 +216,14 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     return database_damaged(path, f"the database is damaged ({error})")
 
 
-def _is_damage(path: Path, name: str) -> bool:
-    """Return whether an error of opening or writing comes from damaged files."""
+def _is_damage(path: Path, error_name: str) -> bool:
+    """Return whether a database is damaged, rather than forbidden to this user."""
     files = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm"))
     if any(file.exists() and not file.is_file() for file in files):
-        return True
+        return True  # something other than a file stands in its place
+    # SQLite also calls a database read-only whose header has an unknown format.
     is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    return name.startswith("SQLITE_READONLY") and is_writable
+    return error_name.startswith("SQLITE_READONLY") and is_writable
 
 
 def _error_name(error: sqlite3.Error) -> str:

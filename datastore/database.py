@@ -263,14 +263,14 @@ class Rows:
         return int(self._fetch("PRAGMA page_count")[0][0]) * PAGE_BYTES
 
     def versions(self) -> list[Version]:
-        """Return all versions, oldest first."""
+        """Return all versions of the embeddings, oldest first; check their records."""
         rows = self._fetch(
             "SELECT number, fingerprint, embedding_dim, checksum FROM versions "
             "ORDER BY number"
         )
-        for _, *values, expected in rows:
-            if row_checksum(*values) != expected:
-                problem = f"the model is not what was written: {values[0]}"
+        for _, fingerprint, dim, checksum in rows:
+            if row_checksum(fingerprint, dim) != checksum:
+                problem = f"the model is not what was written: {fingerprint}"
                 raise database_damaged(self._path, problem)
         return [Version(*row[:3]) for row in rows]
 

@@ -297,18 +297,20 @@ class ReservoirPolicy(Policy):
     def _evict(self, batch: OfferedBatch) -> tuple[Positions, NDArray[np.bool_]]:
         stored, arriving, state, capacity, key = batch
         num_free = max(capacity - len(stored), 0)
+        # Deleted examples do not count here, but in the key of a draw.
         num_seen = int(state.num_seen.sum())
-        first = min(num_free, len(arriving))
-        places = array("q", np.arange(len(stored) + first, dtype=np.int64).tobytes())
+        num_added = min(num_free, len(arriving))
+        # Positions of the examples in the store, ascending.
+        held = array("q", np.arange(len(stored) + num_added, dtype=np.int64).tobytes())
         evicted = []
-        for arrival in range(first, len(arriving)):
+        for arrival in range(num_added, len(arriving)):
             number = state.num_offered + arrival + 1
             drawn = draw_below(num_seen + arrival + 1, key.child(number))
             position = len(stored) + arrival
-            # Places stay ascending, so that a batch draws as its parts would.
-            if drawn < len(places):
-                evicted.append(places.pop(drawn))
-                places.append(position)
+            # They stay ascending: a batch in two parts makes the same draws.
+            if drawn < len(held):
+                evicted.append(held.pop(drawn))
+                held.append(position)
             else:
                 evicted.append(position)
         return evicted, state.was_largest

@@ -116,6 +116,7 @@ def _open_plain(path: str, flags: int) -> int:
 
 
 def _require_regular(descriptor: int, path: str | Path) -> int:
+    """Return the descriptor of a regular file; close any other and raise."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor

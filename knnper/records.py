@@ -258,7 +258,7 @@ def tensors_of(record: object) -> Mapping[str, Tensor]:
 
 def put_together(record_type: type[R], parts: Parts) -> R:
     """Rebuild the record of ``record_type`` from `take_apart`'s result."""
-    return _rebuilt(record_type, _parse(parts.structure), parts.tensors)
+    return _build_record(record_type, _parse(parts.structure), parts.tensors)
 
 
 def flatten(record: object) -> Flat:
@@ -292,7 +292,7 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
     }
     if len(tensors) > 1:
         tensors = {path: _copied(piece) for path, piece in tensors.items()}
-    return _rebuilt(record_type, structure, tensors)
+    return _build_record(record_type, structure, tensors)
 
 
 def canonical(record: R) -> R:
@@ -304,7 +304,7 @@ def canonical(record: R) -> R:
     """
     structure, tensors = _apart(record)
     copies = {name: _copied(tensor) for name, tensor in tensors.items()}
-    return _rebuilt(type(record), structure, copies)
+    return _build_record(type(record), structure, copies)
 
 
 def fingerprint(record: object) -> str:
@@ -383,7 +383,10 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:
+def _build_record(
+    record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]
+) -> R:
+    """Build a record; reject tensors that none of its fields has."""
     pool = _TensorPool(tensors)
     record: R = _value(record_type, _Described(structure, ""), pool)
     if unused := tensors.keys() - pool.used.keys():

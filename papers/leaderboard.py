@@ -40,12 +40,16 @@ class PooledCifar100Sheets(Cifar100Sheets):
 
 
 def pooled(dataset: Dataset) -> Dataset:
-    """Return data with all images in both splits, for `pooled_dirichlet` to divide."""
+    """Return data whose training and test split are both the whole pool, in [-1, 1].
+
+    `pooled_dirichlet` divides the pool.
+    """
     splits = dataset.train, dataset.test
     pool = LabelledArrays(
         np.concatenate([split.images for split in splits]),
         np.concatenate([split.labels for split in splits]),
     )
+    # (x - 0.5) / 0.5 takes [0, 1] to [-1, 1].
     half = (0.5,) * dataset.spec.image_shape[2]
     spec = replace(dataset.spec, mean=half, std=half)
     return replace(dataset, train=pool, test=pool, spec=spec)

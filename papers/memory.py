@@ -697,15 +697,15 @@ PANELS: Mapping[str, Panel] = {
 def draw_memory(
     model: TrainedModel, settings: MemorySettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Draw the figures that ``settings.only`` names."""
+    """Measure the missing parts of the figures in ``settings.only``, and draw them."""
     images = UnseenImages(model)
     settings = completed(settings, images)
     partition = model.experiment.partition.settings
-    of_run = partition.alpha if isinstance(partition, DirichletSettings) else 0.3
+    alpha_of_run = partition.alpha if isinstance(partition, DirichletSettings) else 0.3
     parts = {
         f"{name}, alpha {alpha:g}, deal {number}": (name, alpha, number)
         for name in dict.fromkeys(settings.only)
-        for alpha in dict.fromkeys(PANELS[name].alphas(of_run, settings))
+        for alpha in dict.fromkeys(PANELS[name].alphas(alpha_of_run, settings))
         for number in range(1, settings.deals + 1)
     }
     measure = functools.partial(_measure, images, settings)

@@ -350,19 +350,21 @@ def make_run(
 
 
 @contextlib.contextmanager
-def progress(parts: str) -> Iterator[OnPart]:
+def progress(noun: str) -> Iterator[OnPart]:
     """Yield a callback that shows the finished parts of a figure and the time left."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        at_first, advance = 0, None
+        num_before = 0
+        advance: Callable[[Progress], None] | None = None
 
         def on_part(done: int, total: int) -> None:
-            nonlocal at_first, advance
+            nonlocal num_before, advance
             if advance is None:
-                at_first = done
-                advance = stack.enter_context(run_counter(total, parts))
-            left = seconds_left(began, time.monotonic(), done, total, at_first)
-            advance(Progress(done, total, at_first, left))
+                # The first call reports the parts that an earlier command finished.
+                num_before = done
+                advance = stack.enter_context(run_counter(total, noun))
+            left = seconds_left(began, time.monotonic(), done, total, num_before)
+            advance(Progress(done, total, num_before, left))
 
         yield on_part
 

@@ -284,7 +284,7 @@ def metric_figures(
     if values:
         products = map(operator.mul, values, counts)
         spread = math.fsum(products) / sum(counts), *_spread(metric, values)
-    degraded = fraction_degraded(model.beside(other, metric), metric)
+    degraded = fraction_degraded(model.pairs_with(other, metric), metric)
     num_undefined = sum(map(bool, model.sizes)) - len(values)
     names = (figure_of(metric, name) for name in OVER_CLIENTS)
     return dict(zip(names, (*spread, degraded, num_undefined), strict=True))
@@ -504,10 +504,13 @@ class _Model:
         both = zip(self.sizes, self._values[metric], strict=True)
         return [size for size, value in both if not math.isnan(value)]
 
-    def beside(
+    def pairs_with(
         self, other: "_Model", metric: str
     ) -> Iterator[tuple[float, float | None]]:
-        """Yield each defined value of a metric, with that of another model, or None."""
+        """Yield, client by client, the defined values of a metric with another model's.
+
+        The other value is None if it is undefined.
+        """
         for value, other_value in zip(
             self._values[metric], other._values[metric], strict=True
         ):
@@ -557,7 +560,7 @@ def _summary(model: _Model, reference: _Model, metrics: Sequence[str]) -> Summar
         accuracy_bottom_decile=bottom_decile,
         accuracy_worst=worst,
         accuracy_std=std,
-        fraction_degraded=fraction_degraded(model.beside(reference, ACCURACY)),
+        fraction_degraded=fraction_degraded(model.pairs_with(reference, ACCURACY)),
         ece=_calibration_error(
             model.bins.confidence, model.bins.correct, model.num_examples
         ),

@@ -89,7 +89,10 @@ def find_model(path: Path, door: Door | None = None) -> GlobalModel:
 
 
 def stored_model(path: Path) -> StoredModel:
-    """Return the stored model of a folder, without running its code, or of a run."""
+    """Return an exported model, or the model of a run that exported none.
+
+    An exported model is read without running its code; a run's model is built with it.
+    """
     for folder in (path, path / MODEL):
         if is_model_folder(folder):
             return read_model(folder)

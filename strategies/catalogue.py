@@ -68,8 +68,11 @@ from knnper.strategies.core.optimizers import (
 from knnper.strategies.core.task import Task
 
 
-def _methods() -> Iterator[type[Method]]:
-    """Yield every class with a title in the modules of the package."""
+def _methods_and_personalizers() -> Iterator[type[Method]]:
+    """Yield the methods and personalisations that the package's modules define.
+
+    Base classes have no title of their own and are left out.
+    """
     package = importlib.import_module("knnper.strategies")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         if module.ispkg or module.name == __name__:
@@ -84,7 +87,7 @@ def _is_titled(entry: object, base: type[Method]) -> bool:
     return is_subclass and "title" in vars(entry)
 
 
-_TITLED = tuple(_methods())
+_TITLED = tuple(_methods_and_personalizers())
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
     {kind.name: kind for kind in _TITLED if not issubclass(kind, Personalizer)}

@@ -214,17 +214,18 @@ class GPFL(PartlyShared):
     ) -> HeadPredictor:
         part = part_in_use(client_state, data)
 
-        def served(weights: Tensor, examples: Examples) -> HeadPredictor:
+        def predictor_with(weights: Tensor, examples: Examples) -> HeadPredictor:
             def head(embeddings: Tensor) -> Tensor:
                 if not len(examples):
+                    # Without labels there is no condition.
                     return self.task.head(weights, embeddings)
                 _, condition = self._load(payload.guidance, examples.labels)
 
-                def valve(part: Tensor) -> Tensor:
-                    return self._guidance.valve(part, condition)
+                def valve(embeddings: Tensor) -> Tensor:
+                    return self._guidance.valve(embeddings, condition)
 
-                through = self.task.in_batches(embeddings, valve, self._size)
-                return self.task.head(weights, through)
+                gated = self.task.in_batches(embeddings, valve, self._size)
+                return self.task.head(weights, gated)
 
             return HeadPredictor(self.task, weights, head)
 
@@ -232,8 +233,8 @@ class GPFL(PartlyShared):
             _, condition = self._load(payload.guidance, examples.labels)
 
             def losses(module: EmbeddingModel, x: Tensor, labels: Tensor) -> Tensor:
-                through = self._guidance.valve(module.embed(x).float(), condition)
-                return head_cross_entropy(module, through.detach(), labels)
+                gated = self._guidance.valve(module.embed(x).float(), condition)
+                return head_cross_entropy(module, gated.detach(), labels)
 
             trained = local_sgd(
                 self.task,
@@ -245,10 +246,10 @@ class GPFL(PartlyShared):
                 trainable=self.personal,
                 objective=losses,
             )
-            return served(trained.weights, examples)
+            return predictor_with(trained.weights, examples)
 
         if part is not None:
-            return served(self.joined(payload.weights, part), data.train)
+            return predictor_with(self.joined(payload.weights, part), data.train)
         return on_both_splits(data, train)
 
     def update_problem(

@@ -358,7 +358,8 @@ def predictive_losses(
 
     Each branch is predicted from the other examples below the same node. Nodes of a
     level share no example. They are therefore solved as one Gaussian process with zero
-    covariance between nodes, and all levels as one batch.
+    covariance between nodes, and all levels as one batch. Below its leaf a label has
+    sign 0, so it adds nothing, whatever its node.
     """
     signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
     same_node = nodes[:, :, None] == nodes[:, None, :]

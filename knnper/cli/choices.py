@@ -88,15 +88,15 @@ class Entry:
     summary: str
     about: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
-    document: Mapping[str, Any] = field(default_factory=dict)
+    json_fields: Mapping[str, Any] = field(default_factory=dict)
     settings_type: Any = None
 
     def as_document(self) -> dict[str, Any]:
-        """Return plain values for ``--json``."""
+        """Return plain values for ``--json``; of the settings only the names."""
         names = {"name": self.name, "title": self.title, "summary": self.summary}
         settings = fields(self.settings_type) if self.settings_type else ()
         listed = [setting.name for setting in settings]
-        return {**names, **self.document, "settings": listed}
+        return {**names, **self.json_fields, "settings": listed}
 
 
 def entries_of(part: Choosable) -> list[Entry]:

@@ -106,11 +106,15 @@ def tell(message: str = "", *, nl: bool = True) -> None:
 
 
 def tell_list(title: str, lines: Iterable[str], count: int | None = None) -> None:
-    """Write a title with a count, and the first lines below it."""
-    shown = list(lines)
-    total = len(shown) if count is None else count
+    """Write a title with a count, and the first lines below it.
+
+    ``count`` is the number in all if ``lines`` are only the first ones.
+    """
+    listed = list(lines)
+    total = len(listed) if count is None else count
+    num_shown = min(len(listed), MOST_LISTED)
     tell(f"{title}: {total}")
-    for line in shown[:MOST_LISTED]:
+    for line in listed[:num_shown]:
         tell(f"  - {line}")
-    if total > MOST_LISTED:
-        tell(f"  - and {total - MOST_LISTED} more")
+    if total > num_shown:
+        tell(f"  - and {total - num_shown} more")

@@ -98,7 +98,10 @@ def default_feature_names(count: int) -> tuple[str, ...]:
 
 
 def require_order(names: Sequence[str], agreed: Sequence[str], source: str) -> None:
-    """Raise if a list has the federation's feature names at other positions.
+    """Raise if a site lists a feature of the federation at another position.
+
+    Columns are matched by position. Names that the federation does not have may stand
+    anywhere.
 
     A list of another length is reported by the check of the inputs' shape.
     """

@@ -117,7 +117,7 @@ def _place_file(name: str, files: OfficialFiles, root: Path, target: Path) -> bo
                 "again, or unpack it there if you trust it"
             )
     with _report_damage(packed), gzip.open(packed) as source:
-        _write(source, target / name)
+        _copy_to_file(source, target / name)
     return True
 
 
@@ -127,7 +127,7 @@ def _extract(archive: Path, names: Iterable[str], target: Path) -> list[str]:
     with _report_damage(archive):
         for name, source in _members(archive):
             if name in missing:
-                _write(source, target / name)
+                _copy_to_file(source, target / name)
                 missing.remove(name)
     return missing
 
@@ -149,7 +149,7 @@ def _members(archive: Path) -> Iterator[tuple[str, _Source]]:
                 yield Path(member.name).name, held
 
 
-def _write(source: _Source, path: Path) -> None:
+def _copy_to_file(source: _Source, path: Path) -> None:
     with path.open("wb") as file:
         shutil.copyfileobj(source, file)
 
@@ -213,7 +213,8 @@ class EmnistSettings(DownloadSettings):
     )
 
     def _write(self, writer: EntryWriter) -> DatasetContents:
-        # In the official files, rows and columns of the images are exchanged.
+        # In the official files, rows and columns of the images are exchanged, and
+        # letters are numbered from 1.
         class_names = _write_splits(
             writer,
             self,
@@ -273,21 +274,27 @@ def _write_splits(
     first_label: int = 0,
     **arguments: str,
 ) -> tuple[str, ...]:
-    """Store both splits of a data set of torchvision; return its class names."""
+    """Store training and test data of a data set; return the names of its labels.
+
+    Missing files are downloaded if the settings allow it. ``arguments`` of the class of
+    torchvision choose among EMNIST's data sets.
+    """
     splits: tuple[CentralSplit, ...] = ("train", "test")
-    class_name = settings.official
+    torchvision_name = settings.official
     with contextlib.ExitStack() as stack:
         root = download_folder(settings.root)
-        files = _files_of(_type_of(class_name), **arguments)
+        files = _files_of(_type_of(torchvision_name), **arguments)
         try:
             root = stack.enter_context(unpack_files(files, root))
         except MissingFilesError:
             if not settings.download:
                 raise
-            _open_torchvision(class_name, root, train=True, download=True, **arguments)
+            _open_torchvision(
+                torchvision_name, root, train=True, download=True, **arguments
+            )
         for split in splits:
             split_data = _open_torchvision(
-                class_name, root, train=split == "train", **arguments
+                torchvision_name, root, train=split == "train", **arguments
             )
             images = np.asarray(split_data.data, dtype=np.uint8)
             writer.put_images(split, orient(images.reshape(*images.shape[:3], -1)))

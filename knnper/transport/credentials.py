@@ -340,15 +340,15 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def replace_node_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Put ``key`` in the place of the one at ``path``, and say that it replaces it.
+    """Replace the key at ``path``, and record the fingerprint of the old one beside it.
 
-    The state of a client belongs to its key. With the old key's fingerprint beside the
-    new key, the client keeps its state.
+    The state of a client belongs to its key. By the recorded fingerprints
+    (`replaced_keys`) the client finds its state under the new key.
     """
     old = fingerprint(read_node_key(path).public_key())
-    known = sorted({*replaced_keys(path), old})
+    replaced = sorted({*replaced_keys(path), old})
     write_atomically(
-        _replaces_file(path), "".join(f"{key_sha256}\n" for key_sha256 in known)
+        _replaces_file(path), "".join(f"{key_sha256}\n" for key_sha256 in replaced)
     )
     draft = path.with_name(f".{path.name}.new")
     for file in (draft, _public_file(draft)):

@@ -201,7 +201,7 @@ class Window:
         if self._patience.pace is not None:
             self._patience.pace.sent()
         if pushed is None:
-            self._answered(name, NoReply(f"{NOT_ACCEPTED}: it has just left"))
+            self._record_outcome(name, NoReply(f"{NOT_ACCEPTED}: it has just left"))
         return name
 
     def is_full(self) -> bool:
@@ -274,16 +274,17 @@ class Window:
             # Polled one by one, to find the reply that Flower cannot assemble.
             if len(unanswered) == 1:
                 reason = f"the reply cannot be read: {type(error).__name__}: {error}"
-                self._answered(unanswered[0], NoReply(reason))
+                self._record_outcome(unanswered[0], NoReply(reason))
             else:
                 for message_id in unanswered:
                     self._fetch([message_id])
             return
         for reply in messages:
-            self._answered(reply.metadata.reply_to_message_id, reply)
+            self._record_outcome(reply.metadata.reply_to_message_id, reply)
 
-    def _answered(self, name: str, reply: Message | NoReply) -> None:
-        self._replies[name] = reply
+    def _record_outcome(self, message_id: str, reply: Message | NoReply) -> None:
+        """Store a reply, or the reason for none, and adapt the pace of its node."""
+        self._replies[message_id] = reply
         self._latest_reply_at = time.monotonic()
         pace = self._patience.pace
         if pace is None:
@@ -291,5 +292,5 @@ class Window:
         if isinstance(reply, NoReply) or reply.has_error():
             pace.failed()
         else:
-            seconds = time.monotonic() - self._sent_at[name]
-            pace.answered(self._nodes[name], seconds)
+            seconds = time.monotonic() - self._sent_at[message_id]
+            pace.answered(self._nodes[message_id], seconds)

@@ -62,11 +62,10 @@ Warn = Callable[[str, str, str], None]
 class _SentMessage:
     metadata: Metadata
     objects: dict[str, int]  # bytes by object id, once it was fetched
-    unclaimed: (
-        bytes  # Flower's answer with the message; empty once its node has used it
-    )
+    # Flower's answer with the message; empty once its node has used it.
+    unclaimed: bytes
     upload: "_Upload | None" = None
-    answered: float = math.inf
+    answered_at: float = math.inf  # time.monotonic()
 
     @property
     def most(self) -> int:
@@ -75,10 +74,11 @@ class _SentMessage:
 
     @property
     def expired(self) -> bool:
+        """Whether Flower no longer waits, or nobody will ask for the answer again."""
         metadata = self.metadata
         return (
             time.time() > metadata.created_at + metadata.ttl
-            or time.monotonic() > self.answered + _KEPT_S
+            or time.monotonic() > self.answered_at + _KEPT_S
         )
 
 
@@ -408,7 +408,7 @@ class Replies:
             self._warn(upload.caller.name, unheard.why, message_text)
 
     def _finish(self, sent: _SentMessage, upload: _Upload) -> None:
-        sent.answered = time.monotonic()
+        sent.answered_at = time.monotonic()
         upload.file.close()
 
     def _close(self, sent: _SentMessage) -> None:

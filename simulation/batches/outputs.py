@@ -69,12 +69,13 @@ def write_batch(
 
 
 def _interval_notes(plan: Plan, rows: Sequence[PointRow]) -> Iterator[str]:
-    """Yield notes on the intervals of the table, if it has any."""
+    """Yield notes on weak intervals, and in a comparison on the meaning of ±."""
     columns = [f"{group}.accuracy_weighted" for group in GROUPS]
-    averages = [row.estimates[column] for row in rows for column in columns]
-    if any(figure.mark for row in rows for figure in row.estimates.values()):
+    estimates = [row.estimates[column] for row in rows for column in columns]
+    # A mark stands for an interval of few runs.
+    if any(estimate.mark for row in rows for estimate in row.estimates.values()):
         yield WEAK_NOTE
-    has_intervals = any(average.std is not None for average in averages)
+    has_intervals = any(estimate.std is not None for estimate in estimates)
     if isinstance(plan, Comparison) and has_intervals:
         yield (
             f"In the comparison's table ± is half of the 95 % interval over "

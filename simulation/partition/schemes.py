@@ -24,6 +24,7 @@ ClassWeights: TypeAlias = NDArray[np.float64]
 
 # Remainders that are equal to this many decimals differ by rounding errors only.
 _DECIMALS = 9
+# Keeps logarithms finite, so that none of their differences is NaN.
 _LARGEST_DROP = 1e300
 _NOTHING: Integers = np.empty(0, dtype=np.int64)
 
@@ -299,7 +300,7 @@ def natural(
 def draw_log_dirichlet(
     concentration: float, shape: tuple[int, ...], generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Draw log-weights of symmetric Dirichlet vectors along the last axis.
+    """Draw symmetric Dirichlet vectors along the last axis, as unnormalised logarithms.
 
     A Dirichlet vector is a vector of Gamma(α) draws divided by its sum. For small α
     these are all 0 in floating point; their logarithms are not: Gamma(α) is
@@ -309,6 +310,7 @@ def draw_log_dirichlet(
     log_weights = generator.standard_gamma(concentration + 1.0, shape)
     np.log(log_weights, out=log_weights)
     drops = generator.standard_exponential(shape)
+    # A constant for each vector: its largest weight keeps its digits.
     drops -= drops.min(axis=-1, keepdims=True)
     with np.errstate(over="ignore"):
         drops /= concentration
