@@ -31,6 +31,7 @@ from knnper.datastore.tuning import (
     num_correct,
     prior_of_size,
     score,
+    weights_by_size,
 )
 from knnper.seeding import RandomKey
 
@@ -320,3 +321,44 @@ def test_between_points_the_weight_is_linear_in_the_logarithm(
     assert prior.knn_weight == pytest.approx(expected)
     assert prior.strength == 3.0
     assert prior_of_size((), 3.0, num_examples) == NO_PRIOR
+
+
+def test_clients_of_similar_size_share_a_point() -> None:
+    points = weights_by_size([4, 9, 100, 400], [0.0, 0.2, 0.5, 0.7], num_points=2)
+    assert [point.num_examples for point in points] == [6, 200]
+    assert [point.knn_weight for point in points] == pytest.approx([0.1, 0.6])
+
+
+def test_the_weight_does_not_fall() -> None:
+    assert weights_by_size([0, 5], [1.0, 0.3]) == (PriorPoint(5, 0.3),)
+    # 0.6 before 0.3 is pooled to 0.45, which 0.36 still undercuts: the mean of three.
+    points = weights_by_size([1, 2, 3, 4, 5], [0.1, 0.6, 0.3, 0.36, 0.9])
+    assert [point.knn_weight for point in points] == pytest.approx(
+        [0.1, 0.42, 0.42, 0.42, 0.9]
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    seed=st.integers(0, 10_000),
+    num_points=st.integers(1, 8),
+)
+def test_points_rise(sizes: list[int], seed: int, num_points: int) -> None:
+    weights = RandomKey(seed).numpy().random(len(sizes)).tolist()
+    points = weights_by_size(sizes, weights, num_points)
+    assert 1 <= len(points) <= num_points
+    found_sizes = [point.num_examples for point in points]
+    assert found_sizes == sorted(set(found_sizes))
+    found = [point.knn_weight for point in points]
+    assert found == pytest.approx(sorted(found))
+    assert min(weights) - 1e-9 <= found[0] <= found[-1] + 1e-9 <= max(weights) + 2e-9
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(ValueError, match="found 1 for 2"):
+        weights_by_size([1, 2], [0.5])
+    with pytest.raises(ValueError, match="at least one client with examples"):
+        weights_by_size([0], [0.5])
+    with pytest.raises(ValueError, match="at least one point, found 0"):
+        weights_by_size([1], [0.5], 0)
