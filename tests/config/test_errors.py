@@ -11,6 +11,7 @@ PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "ConfigError": ([Problem("a.b", "found 1"), Problem("c", "found 2")], "x.yaml"),
     "RequestError": (404, "found none"),
+    "ExplodedError": (5, "the loss is infinite", 3),
 }
 
 
