@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
         help="images of each user; json.load needs 130 MB for each (default: 20)",
     )
     parser.add_argument("--folder", type=Path, help="on the disk to be measured")
-    # Options of the fresh processes, each of which reads one file.
+    # For the fresh processes: the file to read.
     for reader in ("--ours", "--plain"):
         parser.add_argument(reader, type=Path, help=argparse.SUPPRESS)
     return parser

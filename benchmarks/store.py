@@ -151,10 +151,10 @@ def _append(path: Path, new: list[NewExamples]) -> None:
 def asking(
     num_examples: int, num_queries: int, repetitions: int, parent: Path | None
 ) -> Measurement:
-    """Measure the ratio of each repetition; every query goes to both in turn.
+    """Measure the time of a query of a store as a multiple of that of bare FAISS.
 
-    Thus neither finds its numbers in the processor's cache, whose content changes the
-    time of a scan by a third.
+    Store and FAISS answer each query in turn. Otherwise the vectors of one of them
+    would stay in the processor's cache, which changes the time of a scan by a third.
     """
     say(f"store_query_vs_faiss: {num_examples} stored")
     examples = made_up(num_examples)
