@@ -20,10 +20,7 @@ from knnper.client.runtime import ClientRuntime
 from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.image_folders import ImageFolderSettings
 from knnper.errors import DataError
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-)
+from knnper.experiment import Experiment, load_experiment
 from knnper.process import compute_device, num_workers
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation, TaskSize

@@ -18,10 +18,7 @@ from typer.core import TyperGroup
 
 from knnper.cli.app import app
 from knnper.client.settings import ClientDocument
-from knnper.experiment import (
-    RunSettings,
-    TrainingSettings,
-)
+from knnper.experiment import RunSettings, TrainingSettings
 from knnper.server.settings import ServerSettings
 from knnper.setting_docs import SettingDoc, documented, setting_docs
 from knnper.settings import Settings

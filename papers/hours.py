@@ -22,9 +22,7 @@ from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.runner import run_batch
-from knnper.simulation.reports.client_table import (
-    read_clients,
-)
+from knnper.simulation.reports.client_table import read_clients
 from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.table import Table, csv_text

@@ -24,10 +24,7 @@ from knnper.cli.options import Overrides
 from knnper.cli.terminal import print_shown
 from knnper.experiment import TrainingSettings
 from knnper.process import with_fixed_threads
-from knnper.simulation.batches.comparison import (
-    Comparison,
-    read_comparison,
-)
+from knnper.simulation.batches.comparison import Comparison, read_comparison
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.reports.table import Shown, Table
 from knnper.simulation.workbench import Workbench, open_workbench

@@ -30,31 +30,18 @@ from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import (
-    read_experiment,
-    results_identity,
-)
+from knnper.experiment import read_experiment, results_identity
 from knnper.files import JsonLines, write_atomically
 from knnper.process import known_precision, usable_cores, with_fixed_threads
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
 from knnper.settings import Choice, shown
-from knnper.simulation.batches.comparison import (
-    Comparison,
-    read_comparison,
-)
+from knnper.simulation.batches.comparison import Comparison, read_comparison
 from knnper.simulation.batches.folder import locked_folder
 from knnper.simulation.batches.outputs import write_batch
-from knnper.simulation.batches.progress import (
-    Advance,
-    Progress,
-    seconds_left,
-)
+from knnper.simulation.batches.progress import Advance, Progress, seconds_left
 from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
-from knnper.simulation.batches.sweep import (
-    Sweep,
-    read_sweep,
-)
+from knnper.simulation.batches.sweep import Sweep, read_sweep
 from knnper.simulation.batches.tables import rows_of
 from knnper.simulation.catalogue import experiment_catalogue, require_central
 from knnper.simulation.engines import simulate
@@ -73,10 +60,7 @@ from knnper.simulation.reports.pages import (
     template_environment,
     write_text,
 )
-from knnper.simulation.reports.picture import (
-    Picture,
-    as_svg,
-)
+from knnper.simulation.reports.picture import Picture, as_svg
 from knnper.simulation.reports.provenance import environment_text
 from knnper.simulation.reports.report import report_of
 from knnper.simulation.reports.sections import write_figures

@@ -25,10 +25,7 @@ from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import EXPERIMENT, RunFolder
 from knnper.settings import alternatives
 from knnper.simulation.batches.comparison import Comparison
-from knnper.simulation.batches.family import (
-    as_trained,
-    training_identity,
-)
+from knnper.simulation.batches.family import as_trained, training_identity
 from knnper.simulation.reports.table import Shown, Table, csv_text
 from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.workbench import (

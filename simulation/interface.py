@@ -18,12 +18,7 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples
 from knnper.data.own_data import convert_inputs
 from knnper.errors import KnnPerError, RunError, printable
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-    read_experiment,
-    to_document,
-)
+from knnper.experiment import Experiment, load_experiment, read_experiment, to_document
 from knnper.predictions import FILE, require_arrow
 from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution
@@ -36,10 +31,7 @@ from knnper.simulation.continuation import begin_continuation
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.origin import inputs_of, keep_inputs, sign
 from knnper.simulation.partition.split import MOST_DRAWN
-from knnper.simulation.reports.finished_run import (
-    GROUPS,
-    load_run,
-)
+from knnper.simulation.reports.finished_run import GROUPS, load_run
 from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.trained_model import ended_run, find_model
 from knnper.simulation.workbench import Workbench, open_workbench, runtime_of

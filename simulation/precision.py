@@ -13,10 +13,7 @@ import torch
 
 from knnper.data.examples import Dataset, Examples
 from knnper.errors import RunError
-from knnper.experiment import (
-    Experiment,
-    Precision,
-)
+from knnper.experiment import Experiment, Precision
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import task_of_experiment
 from knnper.strategies.core.frozen import of_embeddings

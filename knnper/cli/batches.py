@@ -121,10 +121,7 @@ def _run(
     from knnper.process import usable_cores
     from knnper.simulation.batches.outputs import write_batch
     from knnper.simulation.batches.runner import num_runs, num_steps, run_batch
-    from knnper.simulation.batches.tables import (
-        documents_of,
-        rows_of,
-    )
+    from knnper.simulation.batches.tables import documents_of, rows_of
 
     folder = output or Path("runs") / plan.name
     total, num_done = num_runs(plan, folder)

@@ -19,13 +19,7 @@ from knnper.client.client_app import make_client_app
 from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
-from knnper.errors import (
-    ConfigError,
-    HarmlessFormatter,
-    KnnPerError,
-    Problem,
-    RunError,
-)
+from knnper.errors import ConfigError, HarmlessFormatter, KnnPerError, Problem, RunError
 from knnper.experiment import (
     Experiment,
     from_json,
@@ -58,12 +52,7 @@ from knnper.simulation.label_counts import keep_label_counts
 from knnper.simulation.reports.accuracy_table import tables_of_run
 from knnper.simulation.reports.table import Table
 from knnper.simulation.workbench import open_workbench
-from knnper.strategies.catalogue import (
-    Assembly,
-    assemble,
-    for_sites,
-    identity_at_sites,
-)
+from knnper.strategies.catalogue import Assembly, assemble, for_sites, identity_at_sites
 from knnper.strategies.core.exported_model import (
     ends_with_global_model,
     global_model,

@@ -22,12 +22,7 @@ from knnper.cli.options import (
     require_start,
 )
 from knnper.cli.terminal import print_json, print_table, say, show_run, tell
-from knnper.errors import (
-    CheckpointError,
-    FolderTakenError,
-    OwnCodeError,
-    RunError,
-)
+from knnper.errors import CheckpointError, FolderTakenError, OwnCodeError, RunError
 from knnper.server.observer import progress_observer
 
 # Modules that load torch are imported inside functions, to keep `knnper --help` fast.

@@ -15,10 +15,7 @@ from knnper.simulation.batches.sweep import (
     VariantSettings,
     variants_of,
 )
-from knnper.simulation.batches.tables import (
-    PointRow,
-    column_of,
-)
+from knnper.simulation.batches.tables import PointRow, column_of
 from knnper.yaml_text import dump_yaml
 
 CHOSEN = "chosen.yaml"

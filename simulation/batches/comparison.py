@@ -12,12 +12,7 @@ from knnper.experiment import require_kind
 from knnper.metrics import ACCURACY
 from knnper.own import Door
 from knnper.server.results import figure_of
-from knnper.settings import (
-    NonNegativeInt,
-    Settings,
-    is_reference,
-    with_overrides,
-)
+from knnper.settings import NonNegativeInt, Settings, is_reference, with_overrides
 from knnper.simulation.batches.documents import with_extended
 from knnper.simulation.batches.grid import (
     Values,

@@ -16,12 +16,7 @@ from pydantic import Field
 
 from knnper.errors import Problem
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeInt,
-    PositiveInt,
-    Settings,
-    parse_overrides,
-)
+from knnper.settings import NonNegativeInt, PositiveInt, Settings, parse_overrides
 
 Values = Annotated[list[Any], Field(min_length=1)]
 Grid = Mapping[str, Sequence[Any]]  # values by dotted key

@@ -9,10 +9,7 @@ from matplotlib.figure import Figure
 
 from knnper.simulation.batches.figure_names import is_percent, label_of
 from knnper.simulation.batches.sweep import VARIANT, SweepSettings
-from knnper.simulation.batches.tables import (
-    PointRow,
-    column_of,
-)
+from knnper.simulation.batches.tables import PointRow, column_of
 from knnper.simulation.reports.figure import SERIES, accuracy_axis, colors_of, styled
 from knnper.simulation.reports.terms import term_of
 from knnper.simulation.reports.text import as_text, chart_text

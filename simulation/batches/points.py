@@ -6,19 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-)
+from knnper.experiment import Experiment, load_experiment
 from knnper.metrics import ACCURACY
 from knnper.process import known_precision
 from knnper.server.results import OVER_CLIENTS, Summary, figure_of
-from knnper.settings import (
-    Settings,
-    alternatives,
-    is_name,
-    parse_settings,
-)
+from knnper.settings import Settings, alternatives, is_name, parse_settings
 from knnper.simulation.batches.grid import PointValues, as_overrides
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.schemes import PartitionSettings

@@ -5,12 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.family import (
-    Event,
-    Family,
-    Step,
-    is_done,
-)
+from knnper.simulation.batches.family import Event, Family, Step, is_done
 
 FamilyEvent = tuple[int, Event]  # the number of the family, and its event
 

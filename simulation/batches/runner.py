@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import RunError
-from knnper.experiment import (
-    Experiment,
-    results_identity,
-    to_json,
-)
+from knnper.experiment import Experiment, results_identity, to_json
 from knnper.metrics import gain
 from knnper.server.results import figure_of
 from knnper.server.run_folder import RunFolder
@@ -31,11 +27,7 @@ from knnper.simulation.batches.family import (
     training_identity,
     why_failed,
 )
-from knnper.simulation.batches.folder import (
-    RUNS,
-    Identity,
-    batch_folder,
-)
+from knnper.simulation.batches.folder import RUNS, Identity, batch_folder
 from knnper.simulation.batches.points import Point, tested, tuning_of
 from knnper.simulation.batches.progress import Advance, Tracker
 from knnper.simulation.batches.sweep import Sweep

@@ -8,11 +8,7 @@ from matplotlib.figure import Figure
 from knnper.simulation.reports.accuracy_table import ModelRow
 from knnper.simulation.reports.figure import SOFT, Color
 from knnper.simulation.reports.finished_run import GROUPS
-from knnper.simulation.reports.picture import (
-    WIDTH,
-    Colors,
-    Picture,
-)
+from knnper.simulation.reports.picture import WIDTH, Colors, Picture
 from knnper.simulation.reports.text import chart_text
 
 _ROW_HEIGHT = 0.26  # inches

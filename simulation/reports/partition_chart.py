@@ -10,16 +10,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from knnper.simulation.label_counts import LabelCounts, read_label_counts
-from knnper.simulation.reports.client_table import (
-    note_on_sample,
-    sample_names,
-)
+from knnper.simulation.reports.client_table import note_on_sample, sample_names
 from knnper.simulation.reports.figure import SERIES, SOFT
-from knnper.simulation.reports.picture import (
-    WIDTH,
-    Picture,
-    whole_numbers,
-)
+from knnper.simulation.reports.picture import WIDTH, Picture, whole_numbers
 from knnper.simulation.reports.setups import Setup
 from knnper.simulation.reports.text import chart_text
 
