@@ -4,7 +4,6 @@
 Figure 2.
 """
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -252,14 +251,14 @@ def draw_collapse(
     }
     return [
         Drawing(
-            "fedbasis-collapse",
-            TITLE,
-            (Table(TITLE, header, rows),),
-            ("treated", "seed", "round", "similarity", "entropy"),
-            _rows(records_of),
-            functools.partial(_picture, records_of),
-            records,
-            {"variants": ends},
+            name="fedbasis-collapse",
+            title=TITLE,
+            tables=(Table(TITLE, header, rows),),
+            header=("treated", "seed", "round", "similarity", "entropy"),
+            rows=_rows(records_of),
+            figure=_picture(records_of),
+            records=records,
+            details={"variants": ends},
         )
     ]
 

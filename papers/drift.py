@@ -3,7 +3,6 @@
 Marfoq et al. 2022, Appendix B, "Robustness to distribution shift", Figures 4 and 14.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -360,14 +359,14 @@ def draw_drift(
     rows = zip(range(settings.steps + 1), *columns.values(), strict=True)
     return [
         Drawing(
-            "drift",
-            TITLE,
-            (_table(curves, settings),),
-            ("num_batches", *columns),
-            rows,
-            functools.partial(_picture, curves, settings.shift_at, count),
-            records,
-            {
+            name="drift",
+            title=TITLE,
+            tables=(_table(curves, settings),),
+            header=("num_batches", *columns),
+            rows=rows,
+            figure=_picture(curves, settings.shift_at, count),
+            records=records,
+            details={
                 "num_clients": count,
                 "mean_knn_weight": sum(record["knn_weight"] for record in records)
                 / count,

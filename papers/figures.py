@@ -206,7 +206,7 @@ class Drawing:
     tables: tuple[Table, ...]
     header: Sequence[str]
     rows: Iterable[Sequence[object]]
-    draw: Callable[[], Figure]
+    figure: Figure
     records: Sequence[PartRecord]
     details: Mapping[str, Any]
 
@@ -287,7 +287,7 @@ class FigureFolder:
             write_atomically(
                 self.path / f"{drawing.name}.md", markdown_of(drawing.tables)
             )
-            write_pictures(self.path, drawing.name, drawing.draw())
+            write_pictures(self.path, drawing.name, drawing.figure)
             seconds = round(sum(record["seconds"] for record in drawing.records), 1)
             about = {**self.identity, "figure": drawing.name, **drawing.details}
             about |= {"seconds": seconds, "code": code_commit() or figure_code()}
@@ -296,7 +296,8 @@ class FigureFolder:
         return Shown(
             tuple(table for drawing in drawings for table in drawing.tables),
             tuple(
-                Chart(drawing.name, drawing.title, drawing.draw) for drawing in drawings
+                Chart(drawing.name, drawing.title, drawing.figure)
+                for drawing in drawings
             ),
             tuple(self._remarks()),
         )

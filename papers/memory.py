@@ -767,14 +767,14 @@ def _drawing(
         ),
     )
     return Drawing(
-        name,
-        panel.title,
-        (table,),
-        (*panel.columns, f"{panel.columns[2]}_std", *curves[0].details),
-        curve_rows(curves),
-        functools.partial(_picture, panel, curves, first["global_accuracy"]),
-        measured,
-        {
+        name=name,
+        title=panel.title,
+        tables=(table,),
+        header=(*panel.columns, f"{panel.columns[2]}_std", *curves[0].details),
+        rows=curve_rows(curves),
+        figure=_picture(panel, curves, first["global_accuracy"]),
+        records=measured,
+        details={
             "title": panel.title,
             **{fact: first[fact] for fact in facts},
             "correlations": panel.correlations(by_alpha),

@@ -3,7 +3,6 @@
 Marfoq et al. 2022, Appendix B, "Adding compression techniques", Figure 11.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -245,14 +244,14 @@ def draw_protonn(
     header = list(ProtoNNPoint.__dataclass_fields__)
     return [
         Drawing(
-            "protonn",
-            TITLE,
-            (_table(points, global_accuracy),),
-            header,
-            [[getattr(point, name) for name in header] for point in points],
-            functools.partial(_picture, points, global_accuracy, len(records)),
-            records,
-            {"num_clients": len(records), "global_accuracy": global_accuracy},
+            name="protonn",
+            title=TITLE,
+            tables=(_table(points, global_accuracy),),
+            header=header,
+            rows=[[getattr(point, name) for name in header] for point in points],
+            figure=_picture(points, global_accuracy, len(records)),
+            records=records,
+            details={"num_clients": len(records), "global_accuracy": global_accuracy},
         )
     ]
 

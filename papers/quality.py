@@ -4,7 +4,6 @@ The model is trained centrally. At several stages of its training, the same new 
 add their memories to it.
 """
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -198,14 +197,21 @@ def draw_quality(
     }
     return [
         Drawing(
-            "quality",
-            "kNN-Per by the quality of the global model (Figures 3, 12 and 13)",
-            tuple(_table(KINDS[kind], lines) for kind, lines in curves.items()),
-            ("kind", "alpha", "global_accuracy", "accuracy", "accuracy_std", "epochs"),
-            _rows(curves),
-            functools.partial(_picture, curves),
-            records,
-            {"correlations": nearly_linear},
+            name="quality",
+            title="kNN-Per by the quality of the global model (Figures 3, 12 and 13)",
+            tables=tuple(_table(KINDS[kind], lines) for kind, lines in curves.items()),
+            header=(
+                "kind",
+                "alpha",
+                "global_accuracy",
+                "accuracy",
+                "accuracy_std",
+                "epochs",
+            ),
+            rows=_rows(curves),
+            figure=_picture(curves),
+            records=records,
+            details={"correlations": nearly_linear},
         )
     ]
 

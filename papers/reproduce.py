@@ -1,7 +1,6 @@
 """Make files of figures, comparisons, sweeps and experiments into one report."""
 
 import contextlib
-import functools
 import itertools
 import shlex
 import time
@@ -555,7 +554,7 @@ def write_own_report(
         Chart(
             first.name,
             f"{first.title}{f', {title}' if len(titles) > 1 else ''}. {first.text}",
-            functools.partial(getattr, first.picture, "figure"),
+            first.picture.figure,
         )
         for first, title in zip(firsts, titles, strict=True)
         if first.picture is not None
@@ -600,7 +599,7 @@ def summary(results: Sequence[Made]) -> str:
 def _chart(result: Made, chart: Chart) -> Markup:
     """Return a chart as an HTML element."""
     alternative = f"{chart.title}. The numbers are in the table."
-    picture = Picture(chart.draw(), alternative)
+    picture = Picture(chart.figure, alternative)
     width = round(float(picture.figure.get_figwidth()) * _REM_PER_INCH, 1)
     # Chart and title are escaped by the element.
     drawn = Markup(as_svg(picture, f"{result.file.name}-{chart.name}"))

@@ -3,7 +3,6 @@
 Test loss by samples per user, and of HypCluster by the number of clusters.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -367,14 +366,14 @@ def draw_three_approaches(
     ]
     return [
         Drawing(
-            "three-approaches",
-            TITLE,
-            tables,
-            _HEADER,
-            rows,
-            functools.partial(_picture, settings, by_samples, alone, least),
-            records,
-            {"least_loss": dict(least)},
+            name="three-approaches",
+            title=TITLE,
+            tables=tables,
+            header=_HEADER,
+            rows=rows,
+            figure=_picture(settings, by_samples, alone, least),
+            records=records,
+            details={"least_loss": dict(least)},
         )
     ]
 

@@ -120,7 +120,7 @@ def _write_plot(
         f"{label[0].upper()}{label[1:]} of {settings.group} clients by {term}; "
         "bars are 95 % intervals over the seeds"
     )
-    return (Chart(PLOT, title, lambda: figure),)
+    return (Chart(PLOT, title, figure),)
 
 
 def _write_choice(plan: Plan, rows: Sequence[PointRow], folder: Path) -> list[str]:

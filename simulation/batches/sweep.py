@@ -48,7 +48,14 @@ from knnper.yaml_text import read_yaml
 Section = dict[str, Any]
 # Keys of the file that the command line can change; its other keys are runs' settings.
 KEYS_OF_FILE = (
-    *("name", "seeds", "evaluate_on", "x", "series", "y", "group", "reference"),
+    "name",
+    "seeds",
+    "evaluate_on",
+    "x",
+    "series",
+    "y",
+    "group",
+    "reference",
 )
 VARIANT = "variant"  # selects the variants in ``x`` and ``series``
 ALONE = "alone"  # the name of the variant of a sweep without ``variants``

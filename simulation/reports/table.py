@@ -1,7 +1,7 @@
 """Tables, charts and remarks to show, and rows as CSV."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +44,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart by name; ``draw`` draws it."""
+    """A chart by name."""
 
     name: str
     title: str
-    draw: "Callable[[], Figure]"
+    figure: "Figure"
 
 
 @dataclass(frozen=True)

@@ -284,9 +284,9 @@ def test_what_is_written_is_the_same_each_time(
     table = Table("t", ("a",), (("1",),))
     records, about = [{"seconds": 1.25}, {"seconds": 2.5}], {"a": [1]}
     rows: list[list[object]] = [[1, None], ["x,y", 0.5]]
-    drawing = Drawing("t", "T", (table,), ["a", "b"], rows, draw, records, about)
     contents = []
     for _ in range(2):
+        drawing = Drawing("t", "T", (table,), ["a", "b"], rows, draw(), records, about)
         with FigureFolder.open(tmp_path, IDENTITY, quiet) as folder:
             shown = folder.write([drawing])
         names = ("t.svg", "t.png", "t.pdf")

@@ -395,7 +395,7 @@ def test_methods_have_the_colours_that_they_have_in_reports(tmp_path: Path) -> N
     assert rows[-1].startswith("6,10,2,HypCluster,")
     about = json.loads((tmp_path / "f/three-approaches.json").read_text())
     assert about["least_loss"] == least_losses(4)
-    left, right = shown.charts[0].draw().axes
+    left, right = shown.charts[0].figure.axes
     colors = {line.get_label(): line.get_color() for line in left.lines}
     _, fedavg, local = colors_of(["kNN-Per", "FedAvg", "Local"])
     assert colors["Global (FedAvg)"] == fedavg.light

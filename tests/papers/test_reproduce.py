@@ -208,7 +208,7 @@ def make(folder: Path, *documents: dict[str, Any]) -> list[Made]:
 def bars(made: Made) -> list[str]:
     """Return what the first chart shows the averages of."""
     assert made.shown is not None, made.failure
-    axes = made.shown.charts[0].draw().axes[0]
+    axes = made.shown.charts[0].figure.axes[0]
     return sorted(label.get_text() for label in axes.get_yticklabels())
 
 
