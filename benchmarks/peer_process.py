@@ -19,6 +19,11 @@ from torch.optim import SGD
 from benchmarks.bare_loop import BareImages, train
 
 TASK_FILE = "task.pt"
+ROUND = "round"
+"""Line that requests a round; any other line is the path for the global model."""
+
+Model = Callable[[], dict[str, Tensor]]
+"""Returns the global model under the names of the task's network; None without one."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,6 @@ class PeerTask:
         optimizer = self.optimizer(self.network.parameters(), self.learning_rate)
         train(self.network, optimizer, self.images, batches)
         return len(batches)
-
-
-ROUND = "round"
-"""Line that requests a round; any other line is the path for the global model."""
-
-Model = Callable[[], dict[str, Tensor]]
-"""Returns the global model under the names of the task's network; None without one."""
 
 
 class Line:

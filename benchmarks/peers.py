@@ -57,6 +57,7 @@ WORKLOADS = {
     "mobilenet": Workload(100, 250, batch_size=125, participation=0.2),
     "linear": Workload(1000, 10, batch_size=10, model="softmax_regression"),
 }
+_PFL, _BLAZEFL = "pfl==0.6.0", "blazefl==2.0.3"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,6 @@ class Contender:
     requirement: str = ""  # pip requirement of its environment; empty for ours
 
 
-_PFL, _BLAZEFL = "pfl==0.6.0", "blazefl==2.0.3"
 CONTENDERS = {
     OURS: Contender("our_process", [OURS]),
     "ours_serial": Contender("our_process", ["ours_serial"]),

@@ -41,6 +41,8 @@ SOFTMAX: Mapping[str, Any] = {"name": "softmax_regression"}
 MLP: Mapping[str, Any] = {"name": "mlp", "hidden_sizes": [128, 64]}
 # One step on all data of the site: crafted weights can exploit that sum.
 ONE_STEP: Mapping[str, Any] = {"batch_size": 256, "local_steps": 1}
+Figure = tuple[str, str, float, float, dict[str, Any]]
+"""Setting, attack, number of extracted items, total number, and details."""
 
 
 @dataclass(frozen=True)
@@ -308,10 +310,6 @@ def presence(worker: SiteRuntime, images: Tensor) -> list[bool]:
         answer = worker.validate([CLIENT], ModelPayload(weights)).reference
         answers.append(answer.bin_counts[-1] > 0)
     return answers
-
-
-Figure = tuple[str, str, float, float, dict[str, Any]]
-"""Setting, attack, number of extracted items, total number, and details."""
 
 
 def with_honest_weights(target: Target) -> Iterator[Figure]:

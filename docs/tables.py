@@ -69,6 +69,10 @@ _MARKED = re.compile(
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _SMALL, _KILO = 0.05, 1000
 
+# A row on the page of all results is a method on a group of clients.
+FIGURES = ("average", "bottom_decile", "fraction_degraded")
+COSTS = ("seconds", "bytes_up", "bytes_down")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -393,11 +397,6 @@ def pages() -> list[Path]:
     """Return the pages that may contain marks."""
     paths = (path for path in DOCS.rglob("*.md") if path.parent != RESULTS)
     return [ROOT / "README.md", *sorted(paths)]
-
-
-# A row on the page of all results is a method on a group of clients.
-FIGURES = ("average", "bottom_decile", "fraction_degraded")
-COSTS = ("seconds", "bytes_up", "bytes_down")
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Make the papers' figures and tables.",
 )
+Output = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Folder of numbers and pictures.")
+]
+Runs = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder with a folder for each comparison, named like its file; missing "
+        "runs are made.",
+    ),
+]
 
 
 @app.command()
@@ -139,19 +150,6 @@ def figure(
         write_atomically(output / f"{name}.md", markdown_of(means))
         print_shown(Shown(tuple(means)))
     say(f"Numbers and pictures are in {output}")
-
-
-Output = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Folder of numbers and pictures.")
-]
-Runs = Annotated[
-    Path,
-    typer.Option(
-        metavar="FOLDER",
-        help="Folder with a folder for each comparison, named like its file; missing "
-        "runs are made.",
-    ),
-]
 
 
 @app.command()

@@ -45,6 +45,14 @@ from knnper.strategies.fedbasis import (
 )
 from papers.figures import Drawing, FigureFolder, PartRecord, serial_rounds
 
+TITLE = "What keeps FedBasis' bases apart (Figure 2)"
+_ENDS = ("accuracy", "unseen_accuracy")
+
+# Records by variant and seed.
+Found = Mapping[str, dict[int, PartRecord]]
+_COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
+_DASHES = ":", ":", "-", ":", "-"
+
 
 @dataclass(frozen=True)
 class CollapseSettings(Settings):
@@ -214,10 +222,6 @@ def mean_similarity(models: Sequence[Tensor]) -> float:
     return every / (number * (number - 1))
 
 
-TITLE = "What keeps FedBasis' bases apart (Figure 2)"
-_ENDS = ("accuracy", "unseen_accuracy")
-
-
 def draw_collapse(
     experiment: Experiment, figure: CollapseSettings, folder: FigureFolder
 ) -> list[Drawing]:
@@ -263,10 +267,6 @@ def draw_collapse(
     ]
 
 
-# Records by variant and seed.
-Found = Mapping[str, dict[int, PartRecord]]
-
-
 def _cells(by_seed: Mapping[int, PartRecord]) -> Iterator[str]:
     records = by_seed.values()
     for name in ("similarity", "entropy"):
@@ -283,10 +283,6 @@ def _rows(records_of: Found) -> Iterator[tuple[object, ...]]:
                 known = similarity is not None
                 entropy_shown = entropy if known else None
                 yield variant, seed, server_round, similarity, entropy_shown
-
-
-_COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
-_DASHES = ":", ":", "-", ":", "-"
 
 
 @styled

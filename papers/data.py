@@ -44,6 +44,9 @@ Files = Mapping[str, bytes]
 
 _SPLITS: tuple[CentralSplit, ...] = ("train", "test")
 _DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
+_TILE = 32
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +144,6 @@ class Cifar10Jpeg(ArchiveSettings):
         return DatasetContents(class_names)
 
 
-_TILE = 32
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cifar100Sheets(ArchiveSettings):
     """CIFAR-100 as sheets ``train/CLASS.webp``, ``test/CLASS.webp``, ``classes.csv``.
@@ -183,10 +183,6 @@ def tiles(sheet: EncodedImage) -> NDArray[np.uint8]:
         )
     grid = pixels.reshape(height // _TILE, _TILE, width // _TILE, _TILE, 3)
     return grid.swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
-
-
-Array = NDArray[Any]
-Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True, kw_only=True)

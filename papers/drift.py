@@ -39,6 +39,20 @@ from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
 from papers.memory import Embedded, classifier, embed
 
+# Mean number of training images per client; with fewer, most batches are empty.
+FEWEST_IMAGES = 10
+STRATEGIES: tuple[PolicyName, ...] = ("fixed", "fifo", "concatenate")
+GLOBAL = "global"
+TITLE = "A shift of the clients' data (Figure 14)"
+_LABELS = {
+    "concatenate": "Concatenate",
+    "fifo": "FIFO",
+    "fixed": "Fixed datastore",
+    GLOBAL: "Global model",
+    "distance": "distance to the neighbours",
+    "distance_to_own_label": "distance to those of its label",
+}
+
 
 @dataclass(frozen=True)
 class DriftSettings(Settings):
@@ -130,10 +144,6 @@ class DriftStream:
     tests: tuple[Integers, Integers]
 
 
-# Mean number of training images per client; with fewer, most batches are empty.
-FEWEST_IMAGES = 10
-
-
 def require_enough_images(num_train: int, num_clients: int) -> None:
     """Raise if there are too few training images for the clients."""
     most = num_train // FEWEST_IMAGES
@@ -174,9 +184,6 @@ def drift_streams(
         return DriftStream(before[:half], batches, tests)
 
     return tuple(map(stream, range(settings.clients)))
-
-
-STRATEGIES: tuple[PolicyName, ...] = ("fixed", "fifo", "concatenate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,9 +275,6 @@ def _add(store: Store, batch: Embedded) -> bool:
     return bool((added.ids >= 0).any()) or len(added.evicted) > 0
 
 
-GLOBAL = "global"
-
-
 @dataclass(frozen=True)
 class DriftCurves:
     """Results over all clients; lists have T + 1 entries, for 0 ... T batches."""
@@ -314,18 +318,6 @@ def drift_curves(
             for name, client_steps in alarms.items()
         },
     )
-
-
-TITLE = "A shift of the clients' data (Figure 14)"
-
-_LABELS = {
-    "concatenate": "Concatenate",
-    "fifo": "FIFO",
-    "fixed": "Fixed datastore",
-    GLOBAL: "Global model",
-    "distance": "distance to the neighbours",
-    "distance_to_own_label": "distance to those of its label",
-}
 
 
 def draw_drift(

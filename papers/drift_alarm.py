@@ -24,6 +24,11 @@ from knnper.datastore.store import Store
 EXPONENTS = (0.2, 0.4, 0.6, 0.8)
 
 NUM_BETS = 2 * len(EXPONENTS)
+Scores = NDArray[np.float64]
+
+# Distance of p-values from 0 and 1, where a bet's factor could be infinite.
+SMALLEST = 2.0**-53
+TIE_BREAK_BITS = 52
 
 
 def log_bets(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -39,9 +44,6 @@ def log_bets(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
     logs = np.stack([np.log(p_values), np.log1p(-p_values)], axis=1)
     bets: NDArray[np.float64] = np.log(exponents) + (exponents - 1) * logs[:, :, None]
     return bets.reshape(len(p_values), NUM_BETS)
-
-
-Scores = NDArray[np.float64]
 
 
 def neighbor_scores(memory: Store, embeddings: Tensor, num_neighbors: int) -> Scores:
@@ -81,10 +83,6 @@ def label_scores(
     return np.asarray(scores, np.float64)
 
 
-# Distance of p-values from 0 and 1, where a bet's factor could be infinite.
-SMALLEST = 2.0**-53
-
-
 class RankedScores:
     """All scores so far, ascending."""
 
@@ -111,9 +109,6 @@ class RankedScores:
     def ascending(self) -> Scores:
         """Return a copy of all scores, ascending."""
         return np.array(self._scores, np.float64)
-
-
-TIE_BREAK_BITS = 52
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ PartRecord = Mapping[str, Any]
 OnPart = Callable[[int, int], None]
 
 PARTS = "parts.jsonl"
+_MARKERS = "osD^vPX*"
 
 
 @functools.cache
@@ -56,9 +57,6 @@ def figure_code() -> str:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-_MARKERS = "osD^vPX*"
 
 
 @dataclass(frozen=True)

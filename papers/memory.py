@@ -80,6 +80,12 @@ PanelName = Literal[
 
 _SOME = Field(min_length=1)
 _TENTHS = tuple(number / 10 for number in range(11))
+Records = Mapping[float, Sequence[PartRecord]]  # by alpha, a record per partition
+_KINDS = {"chosen": "λ chosen by each client", "alone": "neighbours alone (λ = 1)"}
+_GROUPS = {"weak": "weak", "strong": "strong", "all": "average"}
+Points = Sequence[PartRecord]
+_WEIGHT_AXIS = "λ (0: global model alone, 1: neighbours alone)"
+_LONG_LABEL = 20  # characters; longer labels are put on separate lines
 
 
 @dataclass(frozen=True)
@@ -398,9 +404,6 @@ class Population:
         return correct / sum(len(client.test) for client in self.clients)
 
 
-Records = Mapping[float, Sequence[PartRecord]]  # by alpha, a record per partition
-
-
 @dataclass(frozen=True)
 class Panel:
     """One figure of the memory."""
@@ -489,9 +492,6 @@ def _by_scale(population: Population) -> PartRecord:
     return {"lines": lines}
 
 
-_KINDS = {"chosen": "λ chosen by each client", "alone": "neighbours alone (λ = 1)"}
-
-
 def _by_neighbors(population: Population) -> PartRecord:
     counts = sorted(set(population.settings.num_neighbors))
     alone = population.accuracies(knn_weights=(1.0,), num_neighbors=counts)
@@ -510,9 +510,6 @@ def _neighbors_curves(
         curve_over(label, places, [record[name] for record in _only(records)])
         for name, label in _KINDS.items()
     ]
-
-
-_GROUPS = {"weak": "weak", "strong": "strong", "all": "average"}
 
 
 def _weak_and_strong(population: Population) -> PartRecord:
@@ -544,9 +541,6 @@ def _hardware_curves(
         )
         for group, label in _GROUPS.items()
     ]
-
-
-Points = Sequence[PartRecord]
 
 
 def _best_weights(population: Population) -> PartRecord:
@@ -636,8 +630,6 @@ def _weight_correlations(records: Records) -> Mapping[str, float | None]:
         for label, line in _OF_EACH.items()
     }
 
-
-_WEIGHT_AXIS = "λ (0: global model alone, 1: neighbours alone)"
 
 PANELS: Mapping[str, Panel] = {
     "capacity": Panel(
@@ -781,9 +773,6 @@ def _drawing(
             "curves": [asdict(curve) for curve in curves],
         },
     )
-
-
-_LONG_LABEL = 20  # characters; longer labels are put on separate lines
 
 
 @styled

@@ -53,6 +53,17 @@ METHODS: dict[str, tuple[str, Callable[[Any], Sequence[object]]]] = {
         lambda settings: ("-klw", settings.mean_weight, "-mo", settings.mean_momentum),
     ),
 }
+HEADER = (
+    *(
+        "method",
+        "last round",
+        "PFLlib",
+        "best on test",
+        "PFLlib",
+        "s a round",
+        "PFLlib",
+    ),
+)
 
 
 def arguments_of(bench: Workbench, every: int) -> list[str]:
@@ -164,19 +175,6 @@ def report_in(folder: Path, method: str) -> tuple[list[Reading], float] | None:
         for number, value in enumerate(test)
     ]
     return readings, fmean(plain or [0.0])
-
-
-HEADER = (
-    *(
-        "method",
-        "last round",
-        "PFLlib",
-        "best on test",
-        "PFLlib",
-        "s a round",
-        "PFLlib",
-    ),
-)
 
 
 def side_by_side(plan: Comparison, output: Path) -> Shown:

@@ -36,6 +36,7 @@ Fit = Callable[[Embedded], tuple[Callable[[Tensor], Tensor], int]]
 _LABEL_BYTES = 8
 _FEW_CLIENTS, _FEW_CAPACITIES = 50, (0.1, 0.3, 0.6, 1.0)
 _PAPER_CAPACITIES = tuple(number / 10 for number in range(1, 11))
+TITLE = "kNN-Per with ProtoNN in place of the store (Figure 11)"
 
 
 @dataclass(frozen=True)
@@ -214,9 +215,6 @@ def points_of(
     ]
     points.append(point(None, [record["store"] for record in records]))
     return points, sum(record["global_correct"] for record in records) / num_test
-
-
-TITLE = "kNN-Per with ProtoNN in place of the store (Figure 11)"
 
 
 def draw_protonn(

@@ -48,6 +48,11 @@ from papers.memory import MemorySettings, NewClientService, Population, UnseenIm
 
 _SOME = Field(min_length=1)
 _EPOCHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+KINDS: Mapping[str, str] = {
+    "alone": "neighbours alone, λ = 1 (Figures 3 and 12)",
+    "mixed": "λ chosen by each client (Figure 13)",
+}
+Curves = Mapping[str, Sequence[FigureCurve]]
 
 
 @dataclass(frozen=True)
@@ -156,14 +161,6 @@ class CentralTraining:
         size = self.bench.task.training.batch_size
         per_epoch = steps_per_epoch(len(self.examples), size)
         return round(self.epochs[stage - 1] * per_epoch)
-
-
-KINDS: Mapping[str, str] = {
-    "alone": "neighbours alone, λ = 1 (Figures 3 and 12)",
-    "mixed": "λ chosen by each client (Figure 13)",
-}
-
-Curves = Mapping[str, Sequence[FigureCurve]]
 
 
 def draw_quality(

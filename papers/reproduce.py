@@ -72,6 +72,29 @@ from papers.figures import OnPart
 
 COMMAND = ("python", "-m", "papers", "reproduce")
 _LONGEST_TITLE = 140  # in characters: two lines of a page
+Plan = Experiment | Sweep | Comparison | FigurePlan
+RUNS, REPORT, SECONDS, ERRORS = "runs", "report", "seconds.jsonl", "errors"
+
+# Names in the output folder beside the folders of the files.
+RESERVED = (RUNS, f"{REPORT}.html", f"{REPORT}.md", SECONDS, ERRORS)
+
+# Kind -> (keys by which it is recognised, reader).
+KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Path], Plan]]] = {
+    "figure": (("figure",), read_figure),
+    "comparison": (("rows", "extends"), read_comparison),
+    "sweep": (("grid", "variants", "random"), read_sweep),
+    "experiment": (
+        ("data",),
+        lambda path: read_experiment(path, experiment_catalogue()),
+    ),
+}
+Marks = frozenset[tuple[str, int]]
+DONE, FAILED, MISSING = "done", "failed", "left out: its data are not there"
+PAGE = "report.html"
+_TEMPLATES = Path(__file__).with_name("templates")
+
+# At this width, letters are as large as in charts of ``knnper report``.
+_REM_PER_INCH = 7.1
 
 
 @dataclass(frozen=True)
@@ -106,13 +129,6 @@ def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]
     return title, comment[1:]
 
 
-Plan = Experiment | Sweep | Comparison | FigurePlan
-RUNS, REPORT, SECONDS, ERRORS = "runs", "report", "seconds.jsonl", "errors"
-
-# Names in the output folder beside the folders of the files.
-RESERVED = (RUNS, f"{REPORT}.html", f"{REPORT}.md", SECONDS, ERRORS)
-
-
 @dataclass(frozen=True)
 class File:
     """A validated file: path, content, kind and parsed plan."""
@@ -122,18 +138,6 @@ class File:
     name: str
     kind: str
     plan: Plan
-
-
-# Kind -> (keys by which it is recognised, reader).
-KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Path], Plan]]] = {
-    "figure": (("figure",), read_figure),
-    "comparison": (("rows", "extends"), read_comparison),
-    "sweep": (("grid", "variants", "random"), read_sweep),
-    "experiment": (
-        ("data",),
-        lambda path: read_experiment(path, experiment_catalogue()),
-    ),
-}
 
 
 def read_files(paths: Sequence[Path]) -> list[File]:
@@ -240,9 +244,6 @@ class Making:
 
     seconds: float
     environment: Mapping[str, Any]
-
-
-Marks = frozenset[tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -374,10 +375,6 @@ class Watcher:
     def drawing(self, parts: str) -> AbstractContextManager[OnPart]:
         """Show the bar of a figure."""
         return progress(parts)
-
-
-DONE, FAILED, MISSING = "done", "failed", "left out: its data are not there"
-PAGE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -565,12 +562,6 @@ def duration(seconds: float) -> str:
     """Format a duration, as in ``2 min 05 s``."""
     minutes, seconds_over = divmod(round(seconds), 60)
     return f"{minutes} min {seconds_over:02d} s" if minutes else f"{seconds_over} s"
-
-
-_TEMPLATES = Path(__file__).with_name("templates")
-
-# At this width, letters are as large as in charts of ``knnper report``.
-_REM_PER_INCH = 7.1
 
 
 def write_report(results: Sequence[Made], output: Path) -> Path:

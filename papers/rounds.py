@@ -38,6 +38,9 @@ from knnper.simulation.workbench import (
 READINGS = "readings.jsonl"  # in the folder of a training
 Reading = Mapping[str, Any]
 OnRound = Callable[[RoundRecord], None]
+HEADER = ("method", "last round", "chosen on validation", "best on test", "s a round")
+TITLE = "Test accuracy in %, weighted by examples (after which round)"
+KINDS = ("last", "chosen", "best")
 
 
 def read_rounds(
@@ -215,9 +218,6 @@ def seconds_in(plan: Comparison, output: Path) -> dict[str, float]:
     }
 
 
-HEADER = ("method", "last round", "chosen on validation", "best on test", "s a round")
-
-
 def shown(plan: Comparison, output: Path) -> Shown:
     """Build a table of all readings in a folder."""
     seconds = seconds_in(plan, output)
@@ -236,10 +236,6 @@ def left_in(path: Path, table: Table) -> Shown:
     """Write a table as Markdown, and return it."""
     write_atomically(path, table.as_markdown())
     return Shown((table,))
-
-
-TITLE = "Test accuracy in %, weighted by examples (after which round)"
-KINDS = ("last", "chosen", "best")
 
 
 def cell(readings: Sequence[Reading]) -> str:

@@ -38,6 +38,24 @@ RATES = (0.3, 1.0, 3.0)
 
 # Of which FedAvg and HypCluster take theirs; what goes on from FedAvg has 1.
 TOGETHER = (0.1, 0.3, 1.0)
+HYPCLUSTER = "HypCluster (4)"
+TITLE = "Clusters, mixed data and mixed models on synthetic users (Figure 2)"
+_MARKERS = "osv^D*P"
+
+# Names of methods in reports, by title.
+_METHODS = {"Global (FedAvg)": "FedAvg"}
+
+# Records by title and position on the horizontal axis, one per seed.
+Lines = Mapping[str, Sequence[Sequence[PartRecord]]]
+_HEADER = (
+    "seed",
+    "samples",
+    "clusters",
+    "approach",
+    "validation_loss",
+    "test_loss",
+    "chosen",
+)
 
 
 @dataclass(frozen=True)
@@ -104,8 +122,6 @@ _WITH_PROXY: Sections = {
     "personalization": {"name": "dapper"},
     "partition": {"proxy_fraction": 0.1},
 }
-
-HYPCLUSTER = "HypCluster (4)"
 
 
 def hypcluster(
@@ -288,17 +304,6 @@ def _mean_loss(bench: Workbench, state: Any, *, on_validation: bool = False) -> 
     return float(total / count)
 
 
-TITLE = "Clusters, mixed data and mixed models on synthetic users (Figure 2)"
-_MARKERS = "osv^D*P"
-
-# Names of methods in reports, by title.
-_METHODS = {"Global (FedAvg)": "FedAvg"}
-
-
-# Records by title and position on the horizontal axis, one per seed.
-Lines = Mapping[str, Sequence[Sequence[PartRecord]]]
-
-
 def draw_three_approaches(
     _: None, settings: ThreeApproachesSettings, folder: FigureFolder
 ) -> list[Drawing]:
@@ -376,17 +381,6 @@ def draw_three_approaches(
             details={"least_loss": dict(least)},
         )
     ]
-
-
-_HEADER = (
-    "seed",
-    "samples",
-    "clusters",
-    "approach",
-    "validation_loss",
-    "test_loss",
-    "chosen",
-)
 
 
 def _row(
