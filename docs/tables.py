@@ -44,8 +44,7 @@ from knnper.simulation.reports.accuracy_table import degraded_vs
 from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.pages import render_page, template_environment
 from knnper.simulation.reports.table import Table
-from knnper.simulation.reports.terms import term_of
-from knnper.simulation.reports.text import as_text
+from knnper.simulation.reports.text import as_text, term_of
 from papers.reproduce import leading_comment, split_title
 
 DOCS = Path(__file__).parent
@@ -97,7 +96,7 @@ class Result:
         return "knn" in self.line["personalization_name"]
 
     @property
-    def told(self) -> str:
+    def settings_text(self) -> str:
         """Chosen or varied settings as text."""
         pairs = self.settings.items()
         return ", ".join(f"{term_of(key)} {as_text(value)}" for key, value in pairs)

@@ -25,7 +25,7 @@ from knnper.simulation.reports.estimate import WEAK_NOTE
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.finished_run import GROUPS
 from knnper.simulation.reports.table import Chart, Shown, csv_text
-from knnper.simulation.reports.terms import term_of
+from knnper.simulation.reports.text import term_of
 
 TABLE = "table.md"
 PLOT = "plot"

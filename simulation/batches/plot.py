@@ -11,8 +11,7 @@ from knnper.simulation.batches.figure_names import is_percent, label_of
 from knnper.simulation.batches.sweep import VARIANT, SweepSettings
 from knnper.simulation.batches.tables import PointRow, column_of
 from knnper.simulation.reports.figure import SERIES, accuracy_axis, colors_of, styled
-from knnper.simulation.reports.terms import term_of
-from knnper.simulation.reports.text import as_text, chart_text
+from knnper.simulation.reports.text import as_text, chart_text, term_of
 
 _SIZE_INCHES = (7.2, 4.2)
 _ORDERS_FOR_LOG = 100  # ratio of largest to smallest value for a logarithmic axis

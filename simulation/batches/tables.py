@@ -40,8 +40,7 @@ from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.finished_run import EVERYBODY, GROUPS, UNKNOWN, load_run
 from knnper.simulation.reports.provenance import FINGERPRINT, by_data, versions_text
 from knnper.simulation.reports.table import Table, csv_text
-from knnper.simulation.reports.terms import term_of
-from knnper.simulation.reports.text import as_text
+from knnper.simulation.reports.text import as_text, term_of
 
 Figures = Mapping[str, float | None]  # by column; None where a run lacks the figure
 

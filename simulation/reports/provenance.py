@@ -17,8 +17,7 @@ from knnper.simulation.origin import read_inputs
 from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.reports.finished_run import GROUPS, UNKNOWN, FinishedRun
 from knnper.simulation.reports.setups import Setup
-from knnper.simulation.reports.terms import TERMS
-from knnper.simulation.reports.text import as_text
+from knnper.simulation.reports.text import TERMS, as_text
 from knnper.yaml_text import dump_yaml
 
 FINGERPRINT = 12  # digits shown of a fingerprint

@@ -1,11 +1,31 @@
-"""Text from runs and users, made safe for tables, charts and pages.
+"""Text for tables, charts and pages: words for settings, and names made safe.
 
-Names may come from elsewhere: each stays one line, one cell, and no formula.
+Names of runs and users may come from elsewhere: each stays one line, one cell, and no
+formula.
 """
 
 import json
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
+
+# By dotted key, all different; the symbols are those of Marfoq et al. 2022.
+TERMS: Mapping[str, str] = {
+    "partition.alpha": "\N{GREEK SMALL LETTER ALPHA}",
+    "partition.beta": "β",
+    "partition.unseen_train_fraction": "capacity",
+    "personalization.num_neighbors": "k",
+    "personalization.kernel_scale": "\N{GREEK SMALL LETTER SIGMA}",
+    "personalization.knn_weights": "λ",
+    "training.batch_size": "batch size",
+    "training.learning_rate": "learning rate",
+    "training.local_epochs": "local epochs",
+    "training.local_steps": "local steps",
+    "training.momentum": "momentum",
+    "training.num_rounds": "rounds",
+    "training.participation": "client sampling rate",
+    "training.weight_decay": "weight decay",
+}
 
 # Unicode categories of controls, unpaired surrogates, and line and paragraph ends.
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
@@ -45,3 +65,8 @@ def percent(fraction: float) -> str:
 def as_text(value: Any) -> str:
     """Format the value of a setting for tables."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def term_of(key: str) -> str:
+    """Return the field's term for a setting, by default its dotted key."""
+    return TERMS.get(key, key)
