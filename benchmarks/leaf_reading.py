@@ -165,10 +165,8 @@ def _compared(
     plain: Sequence[LeafReading],
     details: dict[str, object],
 ) -> Measurement:
-    values, baselines = (
-        [figure(reading) for reading in our_readings],
-        [figure(reading) for reading in plain],
-    )
+    values = list(map(figure, our_readings))
+    baselines = list(map(figure, plain))
     ratio = statistics.median(values) / statistics.median(baselines)
     details = {**details, "ratio": rounded(ratio)}
     return Measurement(name, values, baselines, "json.load of the same file", details)

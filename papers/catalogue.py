@@ -1,6 +1,5 @@
 """All figures by name, and the files that describe them."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from knnper.experiment import load_experiment
 from knnper.process import with_fixed_threads
 from knnper.settings import Name, parse_settings
 from knnper.simulation.batches.documents import shared_sections
+from knnper.simulation.batches.grid import as_overrides
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel
@@ -163,6 +163,6 @@ def _problems_of(settings: FigureFileSettings, figure: Figure) -> Iterator[Probl
 def _experiment(settings: FigureFileSettings, path: Path) -> Experiment:
     shared = shared_sections(settings.base, settings.experiment, path)
     document = {"name": settings.name, **shared}
-    changes = [f"{key}={json.dumps(value)}" for key, value in settings.set.items()]
+    changes = as_overrides(settings.set)
     folder = path.absolute().parent
     return load_experiment(document, experiment_catalogue(), changes, str(path), folder)

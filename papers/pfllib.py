@@ -54,15 +54,13 @@ METHODS: dict[str, tuple[str, Callable[[Any], Sequence[object]]]] = {
     ),
 }
 HEADER = (
-    *(
-        "method",
-        "last round",
-        "PFLlib",
-        "best on test",
-        "PFLlib",
-        "s a round",
-        "PFLlib",
-    ),
+    "method",
+    "last round",
+    "PFLlib",
+    "best on test",
+    "PFLlib",
+    "s a round",
+    "PFLlib",
 )
 
 
@@ -179,10 +177,8 @@ def report_in(folder: Path, method: str) -> tuple[list[Reading], float] | None:
 
 def side_by_side(plan: Comparison, output: Path) -> Shown:
     """Build a table of the rows in both results, each with its first seed."""
-    our_readings, seconds = (
-        rounds.readings_in(plan, output),
-        rounds.seconds_in(plan, output),
-    )
+    our_readings = rounds.readings_in(plan, output)
+    seconds = rounds.seconds_in(plan, output)
     lines = []
     for row, points in plan.variants.items():
         method = points[0].runs[plan.seeds[0]].method.name
@@ -194,13 +190,16 @@ def side_by_side(plan: Comparison, output: Path) -> Shown:
         lines.append(
             (
                 points[0].title,
-                *(rounds.cell([our_readings[row][0].last]), rounds.cell([last])),
-                *(rounds.cell([our_readings[row][0].best]), rounds.cell([best])),
-                *(f"{seconds[row]:.1f}", f"{their_report[1]:.1f}"),
+                rounds.cell([our_readings[row][0].last]),
+                rounds.cell([last]),
+                rounds.cell([our_readings[row][0].best]),
+                rounds.cell([best]),
+                f"{seconds[row]:.1f}",
+                f"{their_report[1]:.1f}",
             )
         )
     table = Table(rounds.TITLE, HEADER, tuple(lines))
-    return rounds.left_in(output / "beside_pfllib.md", table)
+    return rounds.write_table(output / "beside_pfllib.md", table)
 
 
 def pfllib(

@@ -143,10 +143,8 @@ class _Reader(CheckpointFolder):
         return super().save(server_round, state, history, earlier)
 
     def _read(self, bench: Workbench, trained: Checkpoint) -> dict[str, Any]:
-        roster, federation = (
-            bench.roster,
-            SerialFederation(runtime_of(bench, self._run.path)),
-        )
+        roster = bench.roster
+        federation = SerialFederation(runtime_of(bench, self._run.path))
         loop = RoundLoop(bench, federation, roster, self, lambda _: None)
         validation = loop.validate(trained)
         distribution = ModelDistribution(bench.method, federation, bench.key)
@@ -229,10 +227,10 @@ def shown(plan: Comparison, output: Path) -> Shown:
         )
         for row, both in readings_in(plan, output).items()
     )
-    return left_in(output / "readings.md", Table(TITLE, HEADER, lines))
+    return write_table(output / "readings.md", Table(TITLE, HEADER, lines))
 
 
-def left_in(path: Path, table: Table) -> Shown:
+def write_table(path: Path, table: Table) -> Shown:
     """Write a table as Markdown, and return it."""
     write_atomically(path, table.as_markdown())
     return Shown((table,))

@@ -292,7 +292,8 @@ def short_ray_folder(short: Path = Path("/tmp")) -> Path | None:
         raise RunError(f"{problem}. Set RAY_TMPDIR to a folder with a shorter path")
     log.warning(
         "%s. Ray's files are in %s instead; set RAY_TMPDIR to choose another folder",
-        *(problem, short / "ray"),
+        problem,
+        short / "ray",
     )
     return short / "ray"
 

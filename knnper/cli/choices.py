@@ -62,8 +62,6 @@ _SECTIONS: Mapping[Choosable, str] = {
     Choosable.POLICIES: "personalization.store.policy",
     Choosable.METRICS: "run.metrics",
 }
-
-
 _BY_NAME_ALONE = (Choosable.POLICIES, Choosable.METRICS)
 
 

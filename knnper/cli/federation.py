@@ -98,11 +98,19 @@ def client(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(init, server, client, submit, status, doctor, export),
-    *(add_client, register, rotate_key, remove_client, renew),
+    init,
+    server,
+    client,
+    submit,
+    status,
+    doctor,
+    export,
+    add_client,
+    register,
+    rotate_key,
+    remove_client,
+    renew,
 )
-
-
 for _command in _COMMANDS:
     federation.command()(_command)
 

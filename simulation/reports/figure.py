@@ -47,6 +47,31 @@ _OF_METHOD = {"kNN-Per": 0, "FedAvg": 1, "FedAvg+": 2, "Local": 3}
 P = ParamSpec("P")
 
 
+@dataclass(frozen=True)
+class Color:
+    """One colour in two shades of nearly the same hue."""
+
+    light: str
+    dark: str
+
+
+INK = Color("#1d2430", "#e9ecf1")  # text
+# Axes, and what is only compared with: the unpersonalised model, the diagonal.
+SOFT = Color("#5a6372", "#a3acba")
+FAINT = Color("#dcdfe4", "#343b46")  # grids
+# After Okabe and Ito, "Color universal design", 2008, darkened for thin lines.
+SERIES = (
+    Color("#0072b2", "#5db4ee"),
+    Color("#c44e00", "#ff9350"),
+    Color("#00805c", "#35cfa2"),
+    Color("#a3478b", "#e791cc"),
+    Color("#8f6b00", "#e3bf45"),
+    Color("#5b50c4", "#a9a1ff"),
+    Color("#7a3e1d", "#d29a78"),
+    Color("#3d7f8f", "#7fd0e2"),
+)
+
+
 def font_families() -> list[str]:
     """Return the default fonts, then the installed fallbacks."""
     return [
@@ -94,37 +119,6 @@ def write_pictures(
         for ending, path in paths.items():
             figure.savefig(path, **_FORMATS[ending])
     return list(paths.values())
-
-
-@dataclass(frozen=True)
-class Color:
-    """One colour in two shades of nearly the same hue."""
-
-    light: str
-    dark: str
-
-
-INK = Color("#1d2430", "#e9ecf1")  # text
-
-
-# Axes, and what is only compared with: the unpersonalised model, the diagonal.
-SOFT = Color("#5a6372", "#a3acba")
-
-
-FAINT = Color("#dcdfe4", "#343b46")  # grids
-
-
-# After Okabe and Ito, "Color universal design", 2008, darkened for thin lines.
-SERIES = (
-    Color("#0072b2", "#5db4ee"),
-    Color("#c44e00", "#ff9350"),
-    Color("#00805c", "#35cfa2"),
-    Color("#a3478b", "#e791cc"),
-    Color("#8f6b00", "#e3bf45"),
-    Color("#5b50c4", "#a9a1ff"),
-    Color("#7a3e1d", "#d29a78"),
-    Color("#3d7f8f", "#7fd0e2"),
-)
 
 
 def colors_of(titles: Iterable[str]) -> list[Color]:
