@@ -12,14 +12,9 @@ SECTION = "Methods"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the menu."""
-    add_methods(config)
-    return config
-
-
-def add_methods(config: MkDocsConfig) -> None:
     """Add the page of each method and personalisation to the section of methods."""
     assert config.nav is not None
     (section,) = (entry[SECTION] for entry in config.nav if SECTION in entry)
     section += [f"methods/{name}.md" for name in sorted(METHODS)]
     section += [f"personalization/{name}.md" for name in sorted(PERSONALIZERS)]
+    return config

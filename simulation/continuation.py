@@ -17,10 +17,9 @@ from knnper.settings import dotted, shown
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.origin import inputs_of, keep_inputs, require_inputs, sign_as
 from knnper.simulation.trained_model import ended_with
-from knnper.simulation.workbench import Workbench, open_workbench
+from knnper.simulation.workbench import CLIENTS, Workbench, open_workbench
 from knnper.strategies.catalogue import method_of
 
-CLIENTS = "clients"  # in a run's folder: the clients' states, for methods that have any
 _NUM_ROUNDS = "training.num_rounds"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -46,9 +45,7 @@ from knnper.transport.shared_memory import (
     is_run_folder,
 )
 
-log = logging.getLogger(__name__)
 SESSION_FILE = ".session"
-
 # The most nodes of a simulation; any node can run any client.
 NUM_NODES = 64
 

@@ -92,14 +92,9 @@ def code_of(folder: Path) -> str:
     return "unknown"
 
 
-def num_made_otherwise(folders: Iterable[Path]) -> int:
-    """Return how many of the runs in these folders other code made."""
-    return sum(not is_of_this_code(folder) for folder in folders)
-
-
 def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:
     """Yield a remark on the runs of a batch that other code made."""
-    if number := num_made_otherwise(folders):
+    if number := sum(not is_of_this_code(folder) for folder in folders):
         yield (
             f"{number} of the runs in {batch} were made by another version of this "
             "code, or reuse a training of another or an unknown one; to make all with "

@@ -28,6 +28,8 @@ from knnper.strategies.catalogue import Assembly, bound, task_of_experiment
 from knnper.strategies.core.frozen import embedded, of_embeddings
 from knnper.strategies.core.task import EmbeddingPool, Task
 
+CLIENTS = "clients"  # in a run's folder: the clients' states, for methods that have any
+
 
 @dataclass(frozen=True)
 class Workbench(Assembly):
@@ -126,7 +128,7 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         method=bench.method,
         spec=bench.task.spec,
         source=bench.clients,
-        states=ClientStateStore(run_folder / "clients"),
+        states=ClientStateStore(run_folder / CLIENTS),
         key=bench.key,
         pool=bench.task.pool,
         metrics=computations(run.metrics),

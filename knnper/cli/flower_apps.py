@@ -51,6 +51,7 @@ from knnper.simulation.flower_engine import VirtualNode, carrier_of, flower_fede
 from knnper.simulation.label_counts import keep_label_counts
 from knnper.simulation.reports.accuracy_table import tables_of_run
 from knnper.simulation.reports.table import Table
+from knnper.simulation.trained_model import MODEL
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import Assembly, assemble, for_sites, identity_at_sites
 from knnper.strategies.core.exported_model import (
@@ -67,7 +68,6 @@ log = logging.getLogger("flwr")
 client_app = make_client_app(
     lambda context: SiteNode() if CONFIG in context.node_config else VirtualNode()
 )
-MODEL = "model"  # the folder of the trained model in a run's folder
 server_app = ServerApp()
 
 

@@ -13,7 +13,7 @@ from knnper.metrics import ACCURACY
 from knnper.own import Door
 from knnper.server.results import figure_of
 from knnper.settings import NonNegativeInt, Settings, is_reference, with_overrides
-from knnper.simulation.batches.documents import with_extended
+from knnper.simulation.batches.documents import Section, with_extended
 from knnper.simulation.batches.grid import (
     Values,
     as_overrides,
@@ -36,8 +36,6 @@ from knnper.simulation.batches.points import (
 from knnper.strategies.catalogue import KINDS, METHODS, PERSONALIZERS, trained_as
 from knnper.strategies.core.method import AS_IT_IS, Method
 from knnper.yaml_text import read_yaml
-
-Section = dict[str, Any]
 
 
 @dataclass(frozen=True)

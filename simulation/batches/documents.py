@@ -9,6 +9,7 @@ from knnper.experiment import require_kind
 from knnper.settings import is_reference, shown
 from knnper.yaml_text import read_yaml
 
+Section = dict[str, Any]  # of an experiment, as plain values
 # Keys of a comparison's file with entries that are inherited one by one.
 _INHERITED = ("base", "rows", "grid", "tuning_set")
 

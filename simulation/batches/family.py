@@ -19,7 +19,7 @@ from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
 from knnper.settings import Choice
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.simulation.continuation import CLIENTS, copy_training
+from knnper.simulation.continuation import copy_training
 from knnper.simulation.engines import simulate
 from knnper.simulation.origin import (
     Inputs,
@@ -33,7 +33,7 @@ from knnper.simulation.origin import (
 from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.trained_model import ended_run
-from knnper.simulation.workbench import Workbench, open_workbench
+from knnper.simulation.workbench import CLIENTS, Workbench, open_workbench
 from knnper.strategies.catalogue import trained_as
 from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record

@@ -18,7 +18,7 @@ from knnper.settings import (
     parse_overrides,
     with_overrides,
 )
-from knnper.simulation.batches.documents import shared_sections
+from knnper.simulation.batches.documents import Section, shared_sections
 from knnper.simulation.batches.grid import (
     RandomSettings,
     Values,
@@ -45,7 +45,6 @@ from knnper.simulation.batches.points import (
 )
 from knnper.yaml_text import read_yaml
 
-Section = dict[str, Any]
 # Keys of the file that the command line can change; its other keys are runs' settings.
 KEYS_OF_FILE = (
     "name",

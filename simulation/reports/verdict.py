@@ -117,12 +117,9 @@ def _degraded_phrase(setup: Setup, group: str) -> str:
         return ""
     seeds = f" in {len(setup.runs)} seeds" if len(setup.runs) > 1 else ""
     number = str(worse) if worse else "none"
+    verb = "is" if worse < 2 else "are"
     clients = "client" if total == 1 else "clients"
-    return f"; {number} of {total} {clients}{seeds} {_are(worse)} worse off"
-
-
-def _are(number: int) -> str:
-    return "is" if number < 2 else "are"
+    return f"; {number} of {total} {clients}{seeds} {verb} worse off"
 
 
 def _caution(best: ModelRow) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 import typer
 from mkdocs.config import load_config
 
-from docs.menu import add_methods
+from docs.menu import on_config
 from knnper.cli.app import app
 from knnper.client.settings import read_client
 from knnper.experiment import (
@@ -220,7 +220,7 @@ def test_imports_in_listings_exist(page: str) -> None:
 def test_every_page_is_in_the_menu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = load_config("mkdocs.yml")
-    add_methods(config)
+    on_config(config)
     menu = re.findall(r"[\w/]+\.md", str(config.nav))
     assert len(menu) == len(set(menu))
     written = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}

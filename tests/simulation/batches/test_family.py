@@ -56,7 +56,6 @@ from knnper.simulation.origin import (
     fingerprint_in,
     is_of_this_code,
     keep_inputs,
-    num_made_otherwise,
     require_inputs,
     sign,
     sign_as,
@@ -139,9 +138,10 @@ def test_other_code_is_never_forgotten(tmp_path: Path) -> None:
     (old / CODE).write_text("old")
     sign(new)
     sign_as(old, new)
-    assert num_made_otherwise([old, new]) == 1
+    assert [is_of_this_code(folder) for folder in (old, new)] == [False, True]
     sign_as(new, old)
-    assert num_made_otherwise([old, new]) == 2
+    assert not is_of_this_code(old)
+    assert not is_of_this_code(new)
 
 
 def test_what_diverged_is_not_made_again(tmp_path: Path, made: Made) -> None:
@@ -194,7 +194,7 @@ def test_what_other_code_failed_at_is_made_again(
     assert rounds(made) == [0]
     assert RunFolder(folder).is_finished()
     assert why_failed(folder) is None
-    assert num_made_otherwise([folder]) == 0
+    assert is_of_this_code(folder)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -208,7 +208,7 @@ def test_what_two_versions_failed_at_is_made_again_by_one(
     make(both)
     make(both)
     assert rounds(made) == [0, 0]
-    assert num_made_otherwise(both.runs) == 0
+    assert all(map(is_of_this_code, both.runs))
     assert all(is_done(folder) for folder in both.runs)
 
 
