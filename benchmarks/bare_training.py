@@ -48,7 +48,8 @@ def train_share(share: TrainingShare) -> float:
 @functools.lru_cache(maxsize=1)
 def _resident(workload: Workload) -> tuple[nn.Module, SGD, BareImages]:
     """Build the state that this process keeps between passes."""
-    data, chosen = workload.dataset(), workload.experiment()
+    data = workload.dataset()
+    chosen = workload.experiment()
     device = compute_device(chosen.run)
     prepare_process(chosen.run, device)
     model = bare_network(chosen.model, data.spec).to(device)

@@ -52,7 +52,9 @@ def knnper(*words: str) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     place = project["scripts"]["knnper"]
     main: Callable[[], None] = EntryPoint("knnper", place, "console_scripts").load()
-    out, err, typed = io.StringIO(), io.StringIO(), sys.argv
+    out = io.StringIO()
+    err = io.StringIO()
+    typed = sys.argv
     sys.argv = ["knnper", *words]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -159,7 +161,8 @@ def all_runs(is_selected: Callable[[str], bool]) -> dict[str, Any]:
             (engine, name) for engine, name in plan if is_selected(f"{engine} {name}")
         ]
         for number, (engine, name) in enumerate(plan, 1):
-            start, key = time.perf_counter(), f"{engine} {name}"
+            start = time.perf_counter()
+            key = f"{engine} {name}"
             # A method that is missing in the catalogue fails with an error that names
             # it.
             unknown = {**CHOSEN["experiment"], "method": {"name": name}}

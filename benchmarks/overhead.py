@@ -28,7 +28,8 @@ def median_rounds(
 
     ``num_rounds`` are for both; only the first repetitions measure the baseline.
     """
-    bench, num_clients = workload.workbench(), workload.num_clients
+    bench = workload.workbench()
+    num_clients = workload.num_clients
     tensors = bench.task.model.named(bench.task.initial_weights)
     run = bench.experiment.run
     our_medians: list[float] = []

@@ -32,7 +32,8 @@ class _Handler(BaseServerHandler[Trained, State]):  # type: ignore[misc]
         self._begin()
 
     def sample_clients(self) -> list[int]:
-        count, first = len(self._task.clients), self._first
+        count = len(self._task.clients)
+        first = self._first
         self._first += self._task.cohort_size
         return [number % count for number in range(first, self._first)]
 

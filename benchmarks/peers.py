@@ -134,7 +134,8 @@ class RunningContender(contextlib.ExitStack):
 
     def peak_megabytes(self) -> float:
         """Make another round and return its peak memory."""
-        over, most = threading.Event(), 0.0
+        over = threading.Event()
+        most = 0.0
 
         def look() -> None:
             nonlocal most

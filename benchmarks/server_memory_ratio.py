@@ -69,7 +69,8 @@ def peaks_here(workload: Workload) -> Peaks:
 
 def stock_peaks_here(workload: Workload) -> Peaks:
     """Make rounds with Flower's FedAvg."""
-    bench, num_clients = workload.workbench(), workload.num_clients
+    bench = workload.workbench()
+    num_clients = workload.num_clients
     tensors = bench.task.model.named(bench.task.initial_weights)
 
     def lead(grid: Grid) -> Peaks:

@@ -95,7 +95,9 @@ def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
 def drawn(key: RandomKey, noise: float) -> list[Examples]:
     """Return digits in four sets, with ``noise`` on their pixels."""
     images, labels = digit_images()
-    rng, start, parts = key.numpy(), 0, []
+    rng = key.numpy()
+    start = 0
+    parts = []
     noisy = np.clip(images + rng.normal(0, noise, images.shape), 0, 255)
     order = torch.from_numpy(rng.permutation(len(labels)))
     all_of_them = Examples(

@@ -179,7 +179,8 @@ def trap_in_mlp(
     recovered = nothing_yet(worker)
     model: Any = worker.limits.experiment.model.settings
     widths = model.hidden_sizes
-    spec, generator = worker.spec, torch.Generator().manual_seed(0)
+    spec = worker.spec
+    generator = torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
     places = (torch.arange(widths[0], dtype=torch.float64) + 0.5) / widths[0]
     signs = torch.linspace(-1, 1, NUM_LABELS, dtype=torch.float64) + 0.037
@@ -211,7 +212,8 @@ def trap_in_softmax(worker: SiteRuntime, target: Target, rounds: int) -> Found:
     later, a slice with one image reveals it.
     """
     recovered = nothing_yet(worker)
-    spec, generator = worker.spec, torch.Generator().manual_seed(0)
+    spec = worker.spec
+    generator = torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
     biases = torch.zeros(NUM_LABELS, dtype=torch.float64)
     biases[0] = 1e4

@@ -62,8 +62,11 @@ class TrainingRounds(FedAvg):
     """
 
     def __init__(self, grid: Grid, folder: Path) -> None:
-        self._folder, self.task, self.num_steps = folder, PeerTask.load(folder), 0
-        num_clients, num_chosen = len(self.task.clients), self.task.cohort_size
+        self._folder = folder
+        self.task = PeerTask.load(folder)
+        self.num_steps = 0
+        num_clients = len(self.task.clients)
+        num_chosen = self.task.cohort_size
         super().__init__(
             fraction_train=num_chosen / num_clients,
             fraction_evaluate=0.0,

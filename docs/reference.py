@@ -249,7 +249,8 @@ def python() -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Add a method's card; replace links to files that are not pages by their text."""
-    place, entry = Path(page.file.src_uri), None
+    place = Path(page.file.src_uri)
+    entry = None
     if place.parent.name in CARDS:
         entry = CARDS[place.parent.name].get(place.stem)
     if entry is not None:

@@ -136,7 +136,8 @@ def figure(
         if of_one is not None and chosen.needs == RUN:
             subject = trained_model(of_one)
         elif of_one is not None:
-            described, catalogue = find_experiment(of_one), experiment_catalogue()
+            described = find_experiment(of_one)
+            catalogue = experiment_catalogue()
             subject = read_experiment(described, catalogue, overrides or ())
         with progress(chosen.parts) as on_part:
             return make_figure(name, subject, settings, place, on_part)

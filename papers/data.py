@@ -209,9 +209,11 @@ class WriterSettings(DividingSettings, ArchiveSettings):
         return None
 
     def _parts(self, arrays: Arrays) -> Iterator[Part]:
-        owners, flags = arrays["writer"], self.flags(arrays)
+        owners = arrays["writer"]
+        flags = self.flags(arrays)
         images = arrays["images"].astype(np.uint8)[..., None]
-        labels, names = arrays["labels"].astype(np.int64), arrays.get("writer_ids")
+        labels = arrays["labels"].astype(np.int64)
+        names = arrays.get("writer_ids")
         for owner in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == owner)
             name = str(owner if names is None else names[owner])

@@ -292,7 +292,8 @@ def drift_curves(
     def sums(rows: Iterable[Sequence[int]]) -> list[int]:
         return [sum(column) for column in zip(*rows, strict=True)]
 
-    steps, count = range(num_steps + 1), len(records)
+    steps = range(num_steps + 1)
+    count = len(records)
     sides = [int(step >= shift_at) for step in steps]
     num_test = sums(key["num_test"] for key in records)
     of_global = sums(key["global_correct"] for key in records)

@@ -186,7 +186,8 @@ class DriftAlarm:
         """
         _require_numbers(scores)
         ranked = RankedScores(state.scores)
-        first, threshold = state.num_scored + 1, math.log(self.run_length)
+        first = state.num_scored + 1
+        threshold = math.log(self.run_length)
         p_values = [
             ranked.add(score, self._tie_break(number))
             for number, score in enumerate(scores.tolist(), first)

@@ -144,7 +144,7 @@ class Embedded:
         return int(self.labels.shape[0])
 
     def at(self, chosen: slice | Tensor) -> "Embedded":
-        """Return the images at ``positions``."""
+        """Return the chosen images."""
         return Embedded(
             self.embeddings[chosen], self.probabilities[chosen], self.labels[chosen]
         )
@@ -392,7 +392,8 @@ class Population:
         kernel_scales: Sequence[float] | None = None,
     ) -> Tensor:
         """Compute the accuracy for each λ, k and σ, float64 of shape (l, k, s)."""
-        knn, correct = self.service.knn, torch.zeros((), dtype=torch.float64)
+        knn = self.service.knn
+        correct = torch.zeros((), dtype=torch.float64)
         choices = ParameterGrid.of(
             self.settings.knn_weights if knn_weights is None else knn_weights,
             num_neighbors or (knn.num_neighbors,),
@@ -588,10 +589,8 @@ _WEIGHT_LINES = {
 
 def _best_weight_curves(records: Records, _: MemorySettings) -> Sequence[FigureCurve]:
     records_of_part = _only(records)
-    weights, runs = (
-        records_of_part[0]["weights"],
-        [_power_of_two(record["points"]) for record in records_of_part],
-    )
+    weights = records_of_part[0]["weights"]
+    runs = [_power_of_two(record["points"]) for record in records_of_part]
     # Very small and very large sizes do not occur in every partition.
     sizes = sorted({size for run in runs for size in run})
     counts = [sum(len(run.get(size, ())) for run in runs) for size in sizes]
@@ -621,10 +620,8 @@ def _weight_correlations(records: Records) -> Mapping[str, float | None]:
     """Correlate the λ of the points with the logarithm of their sizes."""
     records_of_part = _only(records)
     points = [point for record in records_of_part for point in record["points"]]
-    sizes, weights = (
-        [math.log(point["size"]) for point in points],
-        records_of_part[0]["weights"],
-    )
+    sizes = [math.log(point["size"]) for point in points]
+    weights = records_of_part[0]["weights"]
     return {
         label: correlation(sizes, [line(weights, [point]) for point in points])
         for label, line in _OF_EACH.items()
@@ -746,7 +743,8 @@ def _measure(
 def _drawing(
     name: str, settings: MemorySettings, measured: Sequence[PartRecord]
 ) -> Drawing:
-    panel, by_alpha = PANELS[name], defaultdict(list)
+    panel = PANELS[name]
+    by_alpha = defaultdict(list)
     for record in measured:
         by_alpha[record["alpha"]].append(record)
     curves = panel.curves(by_alpha, settings)

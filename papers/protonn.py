@@ -79,7 +79,8 @@ def completed(
                 f"found a projection to {dim} dimensions, expected at most "
                 f"{embedding_dim}, those of the model's embeddings; give another dim"
             )
-    full, every = settings.full, paper_dims(embedding_dim)
+    full = settings.full
+    every = paper_dims(embedding_dim)
     some = (*every[:8][::3], every[-1])
     return replace(
         settings,
@@ -225,8 +226,10 @@ def draw_protonn(
     parts = {
         client.name: client for client in model.partition.clients[: settings.clients]
     }
-    cells, knn = cells_of(settings), knn_settings(model.experiment)
-    key, data = RandomKey(settings.seed).child("protonn"), model.dataset
+    cells = cells_of(settings)
+    knn = knn_settings(model.experiment)
+    key = RandomKey(settings.seed).child("protonn")
+    data = model.dataset
 
     def compress(name: str) -> PartRecord:
         part = parts[name]
@@ -273,7 +276,8 @@ def _picture(
     points: Sequence[ProtoNNPoint], global_accuracy: float, num_clients: int
 ) -> Figure:
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
-    axes, (*cells, store) = figure.add_subplot(), points
+    axes = figure.add_subplot()
+    *cells, store = points
     dims = list(dict.fromkeys(point.projection_dim for point in cells))
     for number, dim in enumerate(dims):
         line = [point for point in cells if point.projection_dim == dim]

@@ -81,7 +81,8 @@ def measure(
     model: TrainedModel, settings: QualitySettings, key: RandomKey
 ) -> PartRecord:
     """Measure new clients with a global model."""
-    images, service = UnseenImages(model), NewClientService.of(model)
+    images = UnseenImages(model)
+    service = NewClientService.of(model)
     num_clients = settings.clients or images.num_clients
 
     def accuracies(alpha: float, number: int) -> Mapping[str, float]:

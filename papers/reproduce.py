@@ -142,7 +142,8 @@ class File:
 
 def read_files(paths: Sequence[Path]) -> list[File]:
     """Read and validate files in order."""
-    files, problems = list[File](), list[Problem]()
+    files = list[File]()
+    problems = list[Problem]()
     for path in paths:
         try:
             files.append(read_file(path))
@@ -459,10 +460,12 @@ class Maker:
         # A folder with nothing but a traceback would look like a result.
         place = self.output / ERRORS / f"{file.name}.txt"
         place.unlink(missing_ok=True)
-        records, result = Records(self.output), dict[str, Any]()
+        records = Records(self.output)
+        result = dict[str, Any]()
         try:
             require_data(file.plan)
-            before, began = records.begin(file.name), time.monotonic()
+            before = records.begin(file.name)
+            began = time.monotonic()
             try:
                 result["shown"] = self._shown(file)
             finally:
@@ -499,12 +502,14 @@ class Maker:
                 return self._figure(figure, folder, command)
 
     def _figure(self, plan: FigurePlan, folder: Path, command: Sequence[str]) -> Shown:
-        figure, remarks = FIGURES[plan.figure], list[str]()
+        figure = FIGURES[plan.figure]
+        remarks = list[str]()
         subject: TrainedModel | Experiment | None = plan.experiment
         if figure.needs == RUN and plan.experiment is not None:
             # Figures of the same experiment share its training.
             path = self._run(plan.experiment, None, command)
-            subject, remarks = trained_model(path), list(older_code([path], path))
+            subject = trained_model(path)
+            remarks = list(older_code([path], path))
         with self.watcher.drawing(figure.parts) as on_part:
             shown = make_figure(plan.figure, subject, plan.options, folder, on_part)
         return replace(shown, remarks=(*remarks, *shown.remarks))

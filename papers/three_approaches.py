@@ -92,7 +92,7 @@ class ThreeApproachesSettings(Settings):
 
 @dataclass(frozen=True)
 class CandidateSettings:
-    """CandidateSettings settings; the best on validation data is chosen."""
+    """Settings of a candidate; the best on validation data is chosen."""
 
     trained: Sections
     served: Sections

@@ -47,7 +47,8 @@ def experiment_catalogue(door: OpenDoor = Door) -> Catalogue:
 
 def check_experiment(experiment: Experiment) -> Sequence[Problem]:
     """Return problems of the sections on data with each other."""
-    problems, settings = list[Problem](), experiment.partition.settings
+    problems = list[Problem]()
+    settings = experiment.partition.settings
     data, partition = experiment.data.name, experiment.partition.name
     if (data == SITES) != (partition == SITES):
         message = (

@@ -93,7 +93,8 @@ def run_nodes(
             failures.append(error)
             raise
 
-    silent, faster = _silent_flower(), _faster_flower()
+    silent = _silent_flower()
+    faster = _faster_flower()
     with _stopping_on_interrupt(stop), silent, faster, huge_pages_for_workers():
         try:
             _simulate(num_nodes, client_app, server_app, _backend_config(run))

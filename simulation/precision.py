@@ -31,7 +31,8 @@ def with_faster_precision(
     experiment: Experiment, dataset: Dataset, device: torch.device
 ) -> Experiment:
     """Return the experiment with the precision that is faster on this machine."""
-    training, tasks = experiment.training, dict[Precision, Task]()
+    training = experiment.training
+    tasks = dict[Precision, Task]()
     with contextlib.suppress(RunError):  # where the CPU cannot run bfloat16
         for precision in get_args(Precision):
             fixed = replace(training, precision=precision)
@@ -41,11 +42,13 @@ def with_faster_precision(
     batch = dataset.train.examples_at(np.arange(size))
 
     def step_s(whole: Task) -> float:
-        task, examples = of_embeddings(whole), batch
+        task = of_embeddings(whole)
+        examples = batch
         if task is not whole:
             embeddings = whole.embed(whole.model.read(), batch.images)
             examples = Examples(embeddings, batch.labels)
-        key, started = RandomKey(0), time.perf_counter()
+        key = RandomKey(0)
+        started = time.perf_counter()
         local_sgd(
             task,
             task.model.read(),

@@ -35,7 +35,8 @@ class SerialFederation(Federation):
                 yield Reply(request.clients, canonical(record))
 
     def _answer(self, step: Step, request: Request) -> Any:
-        clients, payload = request.clients, canonical(request.payload)
+        clients = request.clients
+        payload = canonical(request.payload)
         if step.purpose is Purpose.TRAIN:
             (client,), (state_round,) = clients, request.state_rounds
             return self.runtime.train(

@@ -123,7 +123,8 @@ def build_workbench(
 
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
     """Return the runtime that runs all virtual clients of ``bench``."""
-    run, split = bench.experiment.run, evaluated_on(bench.experiment)
+    run = bench.experiment.run
+    split = evaluated_on(bench.experiment)
     return ClientRuntime(
         method=bench.method,
         spec=bench.task.spec,

@@ -114,13 +114,15 @@ def _run_config(
     from knnper.models import with_whole_paths
     from knnper.simulation.catalogue import experiment_catalogue, over_sites
 
-    document, place = "", (resume or Path()).resolve()
+    document = ""
+    place = (resume or Path()).resolve()
     if experiment is not None:
         # The server runs the experiment, with the code that it admits.
         catalogue = experiment_catalogue(lambda _: settings.door)
         described = read_experiment(experiment, catalogue, changes)
         described = replace(described, model=with_whole_paths(described.model))
-        document, changes = to_json(over_sites(described)), []
+        document = to_json(over_sites(described))
+        changes = []
         place = (output or settings.runs_folder / described.name).resolve()
     return {
         "experiment": "",

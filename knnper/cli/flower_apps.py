@@ -165,7 +165,9 @@ def prepare(order: Order) -> tuple[SiteTask, Assembly]:
 def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     """Train, distribute the model, and wait for late clients; return the folder."""
     task, assembly = prepare(order)
-    experiment, stop, registry = order.experiment, threading.Event(), order.registry
+    experiment = order.experiment
+    stop = threading.Event()
+    registry = order.registry
     identity = identity_at_sites(assembly.experiment)
     log.info("the fingerprint of the experiment is %s", identity)
     directory = Directory(

@@ -28,7 +28,8 @@ def best_points(sweep: Sweep, rows: Sequence[PointRow]) -> list[PointRow]:
 
     Raises RunError if no point of a variant has the figure with every seed.
     """
-    column, num_seeds = column_of(sweep.settings), len(sweep.seeds)
+    column = column_of(sweep.settings)
+    num_seeds = len(sweep.seeds)
     choose = min if lower_is_better(sweep.settings.y) else max
     best = []
     for name in variants_of(sweep.settings):

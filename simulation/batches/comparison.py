@@ -165,7 +165,8 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
 
     ``overrides``: ``KEY=VALUE`` of all runs. Raises ConfigError with all problems.
     """
-    source, problems = with_overrides(str(path), overrides), list[Problem]()
+    source = with_overrides(str(path), overrides)
+    problems = list[Problem]()
     document = read_yaml(path)
     require_kind(document, "comparison", source)
     settings = parse_file(ComparisonSettings, with_extended(path, document), source)

@@ -95,7 +95,8 @@ def _with_code_folder(
     Users' code is looked for beside the file that names it; sections are set only if
     ``content``, that of the file, names any.
     """
-    folder, code = file.absolute().parent, sections.get("own_code")
+    folder = file.absolute().parent
+    code = sections.get("own_code")
     if isinstance(code, str) or (code is None and _names_own_code(content)):
         return {**sections, "own_code": str(folder / (code or ""))}
     return sections

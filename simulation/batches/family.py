@@ -259,7 +259,8 @@ class _FamilyRunner:
 
     def _remember(self, bench: Workbench, folder: RunFolder) -> None:
         """Remember the training of a run that ended, or why it diverged."""
-        state_type, reason = bench.method.state_type, why_failed(folder.path)
+        state_type = bench.method.state_type
+        reason = why_failed(folder.path)
         # A run with all rounds failed in its personalisation.
         if reason and len(folder.rounds()) < bench.method.num_rounds:
             self._diverged.setdefault(state_type, (reason, folder.path))

@@ -39,7 +39,8 @@ def write_batch(
     # Files that an earlier version of the sweep wrote and this one may not.
     for name in (CHOSEN, *(f"{PLOT}.{ending}" for ending in ("svg", "pdf", "png"))):
         (folder / name).unlink(missing_ok=True)
-    table, interval_notes = table_of(plan, rows), list(_interval_notes(plan, rows))
+    table = table_of(plan, rows)
+    interval_notes = list(_interval_notes(plan, rows))
     notes = "".join(f"\n{note}\n" for note in interval_notes)
     write_atomically(folder / TABLE, table.as_markdown() + notes)
     write_atomically(folder / "table.csv", csv_of(plan, outcomes, rows))
@@ -115,7 +116,8 @@ def _write_plot(
     if figure is None:
         return ()
     write_pictures(folder, PLOT, figure)
-    label, term = label_of(settings.y), term_of(settings.x or "")
+    label = label_of(settings.y)
+    term = term_of(settings.x or "")
     title = (
         f"{label[0].upper()}{label[1:]} of {settings.group} clients by {term}; "
         "bars are 95 % intervals over the seeds"

@@ -165,7 +165,8 @@ def num_runs(plan: Plan, folder: Path) -> tuple[int, int]:
 
 def _stages(plan: Plan) -> tuple[list[Experiment], list[Experiment], list[Experiment]]:
     """Return the experiments of the stages, as if every first candidate were chosen."""
-    tuning, best = list[list[Experiment]](), dict[str, Point]()
+    tuning = list[list[Experiment]]()
+    best = dict[str, Point]()
     for following in (False, True):
         choices = plan.to_choose_from(best, following=following)
         several = (points for points in choices.values() if points[1:])
@@ -182,7 +183,8 @@ def _read_scores(points: Iterable[Point], folder: Path, metric: str) -> list[Can
         if point.tuning is None:
             raise ValueError(f"{point.variant} has no experiment on validation data")
         path = folder_of(point.tuning, folder)
-        failure, score = why_failed(path), None
+        failure = why_failed(path)
+        score = None
         if failure is None:
             score = RunFolder(path).results()["seen"][figure_of(metric, "weighted")]
         candidates.append(Candidate(point, score, failure))

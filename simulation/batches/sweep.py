@@ -184,7 +184,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     ``overrides``: ``KEY=VALUE`` of the file (see `KEYS_OF_FILE`) or of all runs.
     Raises ConfigError with all problems.
     """
-    source, problems = with_overrides(str(path), overrides), list[Problem]()
+    source = with_overrides(str(path), overrides)
+    problems = list[Problem]()
     of_file = [
         text for text in overrides if text.partition("=")[0].strip() in KEYS_OF_FILE
     ]
@@ -300,7 +301,8 @@ def _sweep_problems(
 def _axis_problems(settings: SweepSettings) -> Iterator[Problem]:
     """Yield problems of the plot's axis and curves."""
     known = [*settings.varied(), *([VARIANT] if settings.variants else [])]
-    curves, x = settings.curve_keys(), settings.x
+    curves = settings.curve_keys()
+    x = settings.x
     for place, key in [*(("series", key) for key in curves), ("x", x)]:
         if key is not None and key not in known:
             message = f"found {key!r}, which is not varied; {alternatives(key, known)}"

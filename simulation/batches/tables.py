@@ -196,7 +196,8 @@ def _clients_of(run: Path, metric: str) -> pd.DataFrame:
 def _costs_of(run: Path) -> Figures:
     """Return seconds, and a client's bytes in a round."""
     folder = RunFolder(run)
-    training, rounds = folder.results()["training"], folder.rounds()
+    training = folder.results()["training"]
+    rounds = folder.rounds()
     num_replies = sum(record["num_clients"] for record in rounds)
     num_requests = num_replies + sum(record["num_failed"] for record in rounds)
     down, up = (sum(record[name] for record in rounds) for name in BYTES)

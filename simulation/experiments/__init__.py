@@ -21,7 +21,8 @@ def find_experiment(place: str | Path) -> Path:
     ConfigError
         If a name, which no path would be, is not that of anything that is shipped.
     """
-    path, shipped = Path(place), shipped_experiments()
+    path = Path(place)
+    shipped = shipped_experiments()
     for name in _IN_A_FOLDER:
         if (path / name).is_file():
             return path / name

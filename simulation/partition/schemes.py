@@ -129,7 +129,8 @@ def _apportioned(
     counts: Integers = np.floor(shares).astype(np.int64)
     # No entry without weight may be rounded up.
     lacking = np.where(weights == 0, 1.0, -np.round(shares - counts, _DECIMALS))
-    lots, missing = generator.random(len(shares)), int(total - counts.sum())
+    lots = generator.random(len(shares))
+    missing = int(total - counts.sum())
     if missing > 0:
         last = np.partition(lacking, missing - 1)[missing - 1]
         ties = np.flatnonzero(lacking == last)
@@ -616,7 +617,8 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
     for domain, name in enumerate(data.domain_names):
         train = np.flatnonzero(train_domains == domain)
         test = np.flatnonzero(test_domains == domain)
-        labels, of_domain = data.train.labels[train], key.child(name)
+        labels = data.train.labels[train]
+        of_domain = key.child(name)
         totals = np.bincount(labels, minlength=data.spec.num_classes)
         counts = _counts(totals, settings, of_domain)
         owner = allocate(labels, counts, of_domain.child("train"))

@@ -291,7 +291,8 @@ def partition_of(
     hold_out: HoldOut = hold_out_random,
 ) -> Partition:
     """Name the clients, hold out validation data and choose the unseen clients."""
-    num_clients, fraction = len(assignment.train), settings.validation_fraction
+    num_clients = len(assignment.train)
+    fraction = settings.validation_fraction
     names, titles = client_names(num_clients), titles_of(assignment.names)
     trained, tested = Shares.of(assignment.train), Shares.of(assignment.test)
     unseen_part, weights = settings.unseen_train_fraction, assignment.class_weights
@@ -340,10 +341,8 @@ def _sizes(
     validation = _num_held_out(trained, settings.validation_fraction)
     train = trained - validation
     if settings.evaluate_on == "validation":
-        tested, validation = (
-            validation,
-            _num_held_out(train, settings.validation_fraction),
-        )
+        tested = validation
+        validation = _num_held_out(train, settings.validation_fraction)
         train = train - validation
     if settings.unseen_train_fraction != 1:
         train, validation = (
@@ -385,7 +384,8 @@ def fingerprint(partition: Partition) -> str:
 
     For more than `MOST_DRAWN` clients, of `Clients.origin` instead of the indices.
     """
-    digest, clients = hashlib.sha256(), partition.clients
+    digest = hashlib.sha256()
+    clients = partition.clients
     if clients.origin and len(clients) > MOST_DRAWN:
         digest.update(np.packbits(clients.seen).tobytes())
         for content in clients.origin:

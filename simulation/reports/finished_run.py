@@ -202,7 +202,8 @@ def find_runs(
     -------
     The runs, each once, and remarks on runs that are left out.
     """
-    runs, remarks = list[FinishedRun](), list[str]()
+    runs = list[FinishedRun]()
+    remarks = list[str]()
     for path, label in zip(paths, labels or [""] * len(paths), strict=True):
         folders = [] if (path / EXPERIMENT).is_file() else _run_folders_in(path)
         if not folders:

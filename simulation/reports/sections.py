@@ -133,7 +133,8 @@ def draw_sections(
     setups: Sequence[Setup], rows: Sequence[ModelRow], prefix: str = ""
 ) -> list[Section]:
     """Draw all sections; those without data have no picture."""
-    ordered, split = list(setups), split_of(setups)
+    ordered = list(setups)
+    split = split_of(setups)
     is_cut = len(ordered) > MOST_SHOWN
     if is_cut:  # draw the best setups
         ordered.sort(key=lambda setup: -average_of(setup))
