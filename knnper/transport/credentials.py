@@ -258,12 +258,12 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def expiry_problem(certificate: x509.Certificate, now: datetime) -> str | None:
-    """Say whether ``certificate`` is not valid at ``now`` (which has a time zone)."""
+    """Describe why a certificate is not valid at ``now``, an aware time, or None."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < start:
         return (
             f"the certificate is valid from {start:%Y-%m-%d %H:%M} UTC on, and this "
-            f"machine's clock says {now:%Y-%m-%d %H:%M}; set the clock"
+            f"machine's clock shows {now:%Y-%m-%d %H:%M}; set the clock"
         )
     if now > end:
         return f"the certificate expired on {end:%Y-%m-%d %H:%M} UTC; {_RENEW}"
@@ -271,7 +271,7 @@ def expiry_problem(certificate: x509.Certificate, now: datetime) -> str | None:
 
 
 def expires_soon(certificate: x509.Certificate, now: datetime) -> str | None:
-    """Say whether ``certificate``, valid at ``now``, is not so in 30 days."""
+    """Describe when a certificate expires if that is within 30 days, or None."""
     end = certificate.not_valid_after_utc
     if now + _SOON < end:
         return None
@@ -279,7 +279,7 @@ def expires_soon(certificate: x509.Certificate, now: datetime) -> str | None:
 
 
 def host_problem(certificate: x509.Certificate, host: str) -> str | None:
-    """Say whether ``certificate`` is not for ``host``, a DNS name or IP address."""
+    """Describe why a certificate is not for a DNS name or IP address, or None."""
     known = hosts_of(certificate)
     if any(_is_for(name, host) for name in known):
         return None
@@ -293,7 +293,7 @@ def host_problem(certificate: x509.Certificate, host: str) -> str | None:
 def authority_problem(
     certificate: x509.Certificate, authority: x509.Certificate
 ) -> str | None:
-    """Say whether ``authority`` did not sign ``certificate``."""
+    """Describe why ``authority`` did not sign a certificate, or None."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
