@@ -370,8 +370,13 @@ def build_dataset(arrays: Arrays, source: str, fraction: float, seed: int) -> Da
     class_names = tuple(dict.fromkeys(clean_classes)) or sorted_values(labels[~is_test])
     require_known(labels[is_test], class_names, source)
     shape, dtype = collected.inputs.form()
-    unit = (0.0,) * shape[2], (1.0,) * shape[2]
-    spec = InputSpec(shape, len(class_names), *unit, dtype)
+    spec = InputSpec(
+        shape,
+        len(class_names),
+        mean=(0.0,) * shape[2],
+        std=(1.0,) * shape[2],
+        dtype=dtype,
+    )
     assert isinstance(collected.inputs, ArrayInputs), "of arrays"
     if collected.inputs.array.ndim == 4 and shape[0] in (1, 3) and shape[2] > 4:
         raise DataError(

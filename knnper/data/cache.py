@@ -34,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 _ROWS_AT_ONCE = 1000
 CentralSplit: TypeAlias = Literal["train", "test"]
+CENTRAL_SPLITS: tuple[CentralSplit, ...] = ("train", "test")
 _MANIFEST = "manifest.json"
 _Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
 T = TypeVar("T")
@@ -140,8 +141,9 @@ class EntryWriter:
         shapes |= {name: rows.finish() for name, rows in self._grown.items()}
         mean, std = tuple[float, ...](), tuple[float, ...]()
         if contents.dtype not in TEXTS:
-            of = real_statistics if contents.dtype == "float32" else channel_statistics
-            mean, std = of(rows_in_parts(self._file("train_images")))
+            is_real = contents.dtype == "float32"
+            statistics = real_statistics if is_real else channel_statistics
+            mean, std = statistics(rows_in_parts(self._file("train_images")))
         manifest = Manifest(
             **asdict(contents),
             format_version=FORMAT_VERSION,

@@ -114,7 +114,7 @@ def require_order(names: Sequence[str], agreed: Sequence[str], source: str) -> N
                 f"{source}: data.features has {name!r} at position {at + 1}, where the "
                 f"federation has it at position {position_of[name] + 1}; leave out "
                 "data.features to find the columns by their names, or list them in the "
-                f"federation's order: {_listed(agreed)}",
+                f"federation's order: {listed(agreed)}",
                 reason=SafeReason(Code.WRONG_COLUMNS),
             )
 
@@ -131,7 +131,7 @@ def warn_of_row_numbers(
     if columns:
         warn_once(
             _LOG,
-            f"{source}: the columns {_listed(columns)} number the rows, and are used "
+            f"{source}: the columns {listed(columns)} number the rows, and are used "
             "as features; leave them out if they do not help to predict the label",
         )
 
@@ -151,7 +151,7 @@ def warn_of_coarse(numbers: NDArray[Any], names: Sequence[str], source: str) -> 
     if columns:
         warn_once(
             _LOG,
-            f"{source}: the values of {_listed(columns)} are large and differ little, "
+            f"{source}: the values of {listed(columns)} are large and differ little, "
             "so float32 loses their differences; subtract an offset from these "
             "columns, such as their minimum, in all files",
         )
@@ -168,6 +168,7 @@ def _coarse(numbers: NDArray[Any]) -> Iterator[int]:
         yield from (start + np.flatnonzero(is_coarse)).tolist()
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_SHOWN])
-    return shown if len(names) <= _MOST_SHOWN else f"{shown}, ... ({len(names)})"
+def listed(names: Sequence[str], most: int = _MOST_SHOWN) -> str:
+    """Format the first ``most`` names, and the number of all if there are more."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)})"

@@ -8,7 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, Source
+from knnper.data.cache import (
+    CENTRAL_SPLITS,
+    CentralSplit,
+    DatasetContents,
+    EntryWriter,
+    Source,
+)
 from knnper.data.class_folders import (
     ListedFile,
     digest_of_files,
@@ -39,7 +45,6 @@ from knnper.reasons import Code, SafeReason
 from knnper.settings import NonNegativeInt, alternatives
 
 _LOG = logging.getLogger(__name__)
-_SPLITS: tuple[CentralSplit, ...] = ("train", "test")
 _LAYOUT = "CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE"
 _NO_SPLITS = "or set data.layout: classes if they are classes or clients"
 
@@ -72,6 +77,7 @@ class ImageFolderSettings(ImageSettings):
     name = "image_folder"
     title = "Image folder"
     summary = "your own images: ROOT/CLASS/FILE, ROOT/train/CLASS/FILE, by user or not"
+
     root: str
     client_separator: Annotated[str, Field(min_length=1)] | None = None
     layout: Literal["auto", "classes"] = "auto"
@@ -124,7 +130,7 @@ class ImageFolderSettings(ImageSettings):
             return {}
         names = folders_in(root)
         folders = split_folders(root, names, _NO_SPLITS)
-        missing = [split for split in _SPLITS if split not in folders]
+        missing = [split for split in CENTRAL_SPLITS if split not in folders]
         if folders and missing:
             raise DataError(
                 f"{root / missing[0]} is not a folder, and {root} holds "
@@ -145,7 +151,8 @@ class ImageFolderSettings(ImageSettings):
     ) -> dict[CentralSplit, list[ListedFile]]:
         """List the files of each split; validation files join the training files."""
         files = {
-            split: files_of_users(root, folders[split], _LAYOUT) for split in _SPLITS
+            split: files_of_users(root, folders[split], _LAYOUT)
+            for split in CENTRAL_SPLITS
         }
         if "validation" in folders:
             held_out = files_of_users(root, folders["validation"], _LAYOUT)

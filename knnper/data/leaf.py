@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
+from knnper.data.cache import (
+    CENTRAL_SPLITS,
+    CentralSplit,
+    DatasetContents,
+    EntryWriter,
+    cached_dataset,
+)
 from knnper.data.characters import CHARACTER_NAMES, UnknownCharacters
 from knnper.data.dividing import (
     DividingSettings,
@@ -21,7 +27,6 @@ from knnper.data.examples import DataFormat, Dataset
 from knnper.data.hub import download_folder
 from knnper.data.leaf_files import (
     PIXELS_SHAPE,
-    SPLIT_NAMES,
     Decode,
     LeafFiles,
     User,
@@ -119,7 +124,7 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
             number = numbers.setdefault(clean_name(user.name), len(numbers))
             writer.append_of_client(split, user.inputs, user.labels, number)
             filled.add(split)
-    missing = [split for split in SPLIT_NAMES if split not in filled]
+    missing = [split for split in CENTRAL_SPLITS if split not in filled]
     if missing:
         raise DataError(
             f"found no samples for {', '.join(missing)}; lower data.min_samples, "

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from knnper.data.cache import CentralSplit, state_of_files
+from knnper.data.cache import CENTRAL_SPLITS, CentralSplit, state_of_files
 from knnper.data.characters import UnknownCharacters, encode
 from knnper.data.csv_files import encoding_problem
 from knnper.data.folders import (
@@ -31,7 +31,6 @@ from knnper.errors import DataError, warn_once
 from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
-SPLIT_NAMES: tuple[CentralSplit, ...] = ("train", "test")
 _LAYOUT = (
     "expected ROOT/train/*.json and ROOT/test/*.json, or ROOT/all_data/*.json, in "
     "data.root or in its folder data"
@@ -72,7 +71,7 @@ def find_leaf_files(root: Path) -> LeafFiles:
     if reason := no_folder_reason(root):
         raise DataError(f"{root} {reason}; {_LAYOUT}")
     for base in (root, root / "data"):
-        divided = {split: _json_files(base / split) for split in SPLIT_NAMES}
+        divided = {split: _json_files(base / split) for split in CENTRAL_SPLITS}
         empty = [base / split for split, files in divided.items() if not files]
         if len(empty) == 1:
             raise DataError(
@@ -81,7 +80,7 @@ def find_leaf_files(root: Path) -> LeafFiles:
             )
         if not empty:
             others = [name for name in folders_in(base) if is_split_name(name)]
-            for name in sorted(set(others) - set(SPLIT_NAMES)):
+            for name in sorted(set(others) - set(CENTRAL_SPLITS)):
                 warn_once(
                     _LOG, f"{base}: found {name} beside train and test; it is not read"
                 )
@@ -274,8 +273,8 @@ def _require_agreement(
     ]
     if wrong:
         num_more = len(wrong) - _NAMED_AT_MOST
-        more_told = f" and {num_more} more" if num_more > 0 else ""
-        raise _disagreement(path, ", ".join(wrong[:_NAMED_AT_MOST]) + more_told)
+        remainder = f" and {num_more} more" if num_more > 0 else ""
+        raise _disagreement(path, ", ".join(wrong[:_NAMED_AT_MOST]) + remainder)
 
 
 def _parse_listing(path: Path, header: Mapping[str, Any]) -> Mapping[str, int]:

@@ -21,8 +21,17 @@ _HEADERS: Mapping[tuple[int, int], Callable[..., Any]] = {
     (2, 0): npy.read_array_header_2_0,
 }
 _DAMAGE = (
-    *(OSError, ValueError, EOFError, KeyError, RuntimeError, TypeError, SyntaxError),
-    *(MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    SyntaxError,
+    MemoryError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 """Errors of NumPy and zipfile on damaged or encrypted files and other content."""
 _LARGE_BYTES, _LARGEST_RATIO = 2**30, 200

@@ -19,7 +19,12 @@ from knnper.data.dividing import (
     warn_of_merged,
 )
 from knnper.data.examples import TEXTS, Examples, InputSpec, no_examples
-from knnper.data.features import default_feature_names, order_by_name, warn_of_coarse
+from knnper.data.features import (
+    default_feature_names,
+    listed,
+    order_by_name,
+    warn_of_coarse,
+)
 from knnper.data.images import require_all_read
 from knnper.data.normalization import statistics_of
 from knnper.data.own_data import collect_own
@@ -60,7 +65,7 @@ def match_labels(
             raise DataError(
                 f"data.label_map maps {name!r} to {target!r}, which is not a class "
                 f"of the federation; {nearest(target, class_names)} known: "
-                f"{_format_names(class_names)}",
+                f"{listed(class_names, _MOST_SHOWN)}",
                 reason=SafeReason(Code.WRONG_LABEL_MAP),
             )
     # Numbers are positions of classes, unless the federation's class names are numbers.
@@ -84,7 +89,7 @@ def match_labels(
             f"{collected.source} has {_format_count(len(unknown), 'label')} that the "
             "federation does not know:\n"
             + "\n".join(line.rstrip("; ") for line in lines)
-            + f"\nIts classes: {_format_names(class_names)}. Map them (data"
+            + f"\nIts classes: {listed(class_names, _MOST_SHOWN)}. Map them (data"
             f".label_map: {{{pairs_to_give}}}), or leave the examples out "
             "(data.unknown_labels: drop)",
             reason=SafeReason(
@@ -96,11 +101,6 @@ def match_labels(
 
 def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _format_names(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_SHOWN])
-    return shown if len(names) <= _MOST_SHOWN else f"{shown}, ... ({len(names)})"
 
 
 def _read_splits(
@@ -156,7 +156,7 @@ def _reorder_features(collected: CollectedExamples, task: SiteTask) -> SiteInput
         warn_once(
             _LOG,
             f"{collected.source}: {side} has no names of features, so they are "
-            f"matched by position: {_format_names(names or agreed)}",
+            f"matched by position: {listed(names or agreed, _MOST_SHOWN)}",
         )
     elif names != agreed:
         return inputs.select(order_by_name(names, agreed, collected.source))
@@ -200,13 +200,14 @@ def _infer_task(collected: CollectedExamples) -> SiteTask:
     key = int if collected.numbered else None
     class_names = tuple(sorted(set(clean_names(collected.labels)), key=key))
     channels = 0 if dtype in TEXTS else shape[2]
-    described = (
-        (0.0,) * channels,
-        (1.0,) * channels,
-        dtype,
-        collected.inputs.vocabulary,
+    spec = InputSpec(
+        shape,
+        len(class_names),
+        mean=(0.0,) * channels,
+        std=(1.0,) * channels,
+        dtype=dtype,
+        vocabulary=collected.inputs.vocabulary,
     )
-    spec = InputSpec(shape, len(class_names), *described)
     return SiteTask(spec, class_names, collected.feature_names)
 
 

@@ -130,9 +130,14 @@ class SitesSettings(Settings):
 
     def task(self) -> SiteTask:
         """Return the agreed task."""
-        num_classes = len(self.class_names)
-        described = (self.mean, self.std, self.dtype, self.vocabulary)
-        spec = InputSpec(self.image_shape, num_classes, *described)
+        spec = InputSpec(
+            self.image_shape,
+            len(self.class_names),
+            self.mean,
+            self.std,
+            self.dtype,
+            self.vocabulary,
+        )
         return SiteTask(spec, self.class_names, self.feature_names)
 
 
@@ -143,9 +148,15 @@ def task_of(dataset: Dataset) -> SiteTask:
 
 def sites_settings(task: SiteTask) -> SitesSettings:
     """Return the settings of ``task``; the inverse of `SitesSettings.task`."""
-    it, names = task.spec, task.class_names
-    described = (it.image_shape, names, it.mean, it.std, it.dtype)
-    return SitesSettings(*described, task.feature_names, it.vocabulary)
+    return SitesSettings(
+        image_shape=task.spec.image_shape,
+        class_names=task.class_names,
+        mean=task.spec.mean,
+        std=task.spec.std,
+        dtype=task.spec.dtype,
+        feature_names=task.feature_names,
+        vocabulary=task.spec.vocabulary,
+    )
 
 
 def parse_task(document: Mapping[str, Any], source: str) -> SiteTask:

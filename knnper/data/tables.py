@@ -178,6 +178,7 @@ class TableSettings(ColumnSettings):
     name = "table"
     title = "Table"
     summary = "your own rows: CSV or Parquet files with features, images or texts"
+
     train: str
     test: str | None = None
     root: str | None = None

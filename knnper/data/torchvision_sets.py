@@ -16,7 +16,12 @@ from typing import IO, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
+from knnper.data.cache import (
+    CENTRAL_SPLITS,
+    DatasetContents,
+    EntryWriter,
+    cached_dataset,
+)
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.hub import download_folder
 from knnper.errors import DataError
@@ -279,7 +284,6 @@ def _write_splits(
     Missing files are downloaded if the settings allow it. ``arguments`` of the class of
     torchvision choose among EMNIST's data sets.
     """
-    splits: tuple[CentralSplit, ...] = ("train", "test")
     torchvision_name = settings.official
     with contextlib.ExitStack() as stack:
         root = download_folder(settings.root)
@@ -292,7 +296,7 @@ def _write_splits(
             _open_torchvision(
                 torchvision_name, root, train=True, download=True, **arguments
             )
-        for split in splits:
+        for split in CENTRAL_SPLITS:
             split_data = _open_torchvision(
                 torchvision_name, root, train=split == "train", **arguments
             )
