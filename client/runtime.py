@@ -16,7 +16,7 @@ from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.errors import KnnPerError, OwnCodeError
 from knnper.metrics import Compute
 from knnper.own import explained
-from knnper.predictions import Predictions
+from knnper.predictions import RunPredictions
 from knnper.records import tensors_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core import task
@@ -142,7 +142,7 @@ class ClientRuntime:
     pool: task.EmbeddingPool
     keep: Callable[[Personalized], Served | None] = lambda _: None
     metrics: Mapping[str, Compute] = field(default_factory=dict)
-    predictions: Predictions | None = None
+    predictions: RunPredictions | None = None
     explain: Callable[[KnnPerError], str] = str
 
     @explained()

@@ -53,7 +53,7 @@ from knnper.files import make_private
 from knnper.metrics import computations
 from knnper.models import build_model, with_local_files
 from knnper.own import Door, explained
-from knnper.predictions import Predictions, require_arrow
+from knnper.predictions import RunPredictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
@@ -380,7 +380,7 @@ class SiteNode:
                     settings, dataclasses.replace(assembly, task=whole), data, job.model
                 ),
                 metrics=computations(experiment.run.metrics),
-                predictions=Predictions(states) if saves_predictions else None,
+                predictions=RunPredictions(states) if saves_predictions else None,
                 explain=metrics_policy.explain,
                 name=settings.name,
                 deadline=deadline,

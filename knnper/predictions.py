@@ -24,7 +24,7 @@ def require_arrow() -> None:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class RunPredictions:
     """The predictions of a run in its folder: a part per client, finally one file.
 
     A killed run rewrites a client's part as a whole, so that no row is lost or doubled.

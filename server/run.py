@@ -15,7 +15,7 @@ from knnper.experiment import (
     to_document,
 )
 from knnper.own import explained
-from knnper.predictions import Predictions
+from knnper.predictions import RunPredictions
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution
 from knnper.server.distribution_log import Reported, ShownResults
@@ -179,11 +179,11 @@ class Conductor:
         return self.assembly.experiment.run.metric_names
 
     @property
-    def _predictions(self) -> Predictions | None:
+    def _predictions(self) -> RunPredictions | None:
         """Predictions that virtual clients write into the run's folder."""
         experiment = self.assembly.experiment
         is_kept = experiment.run.save_predictions and experiment.data.name != SITES
-        return Predictions(self.folder.path) if is_kept else None
+        return RunPredictions(self.folder.path) if is_kept else None
 
     def _reported(self, trained: Checkpoint) -> Reported:
         """Return the reports of clients that need no further request."""

@@ -16,7 +16,7 @@ from knnper.data.examples import Dataset
 from knnper.experiment import Experiment
 from knnper.metrics import computations
 from knnper.own import explained
-from knnper.predictions import Predictions, require_arrow
+from knnper.predictions import RunPredictions, require_arrow
 from knnper.process import keep_freed_memory
 from knnper.seeding import RandomKey
 from knnper.server.roster import Roster
@@ -133,5 +133,5 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         key=bench.key,
         pool=bench.task.pool,
         metrics=computations(run.metrics),
-        predictions=Predictions(run_folder, split) if run.save_predictions else None,
+        predictions=RunPredictions(run_folder, split) if run.save_predictions else None,
     )

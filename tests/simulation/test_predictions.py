@@ -15,7 +15,7 @@ from knnper.experiment import (
     Experiment,
     load_experiment,
 )
-from knnper.predictions import FILE, Predictions
+from knnper.predictions import FILE, RunPredictions
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
@@ -148,7 +148,7 @@ def test_the_package_is_asked_for_at_the_start(
 
 
 def test_a_client_without_examples_has_no_row(tmp_path: Path) -> None:
-    kept = Predictions(tmp_path)
+    kept = RunPredictions(tmp_path)
     nothing = torch.empty((0, 0)), torch.empty((0, 0))
     none = torch.empty(0, dtype=torch.int64)
     kept.write("1", True, np.array([], np.int64), none, *nothing)
