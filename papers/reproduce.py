@@ -59,7 +59,7 @@ from knnper.simulation.reports.pages import (
     template_environment,
     write_text,
 )
-from knnper.simulation.reports.picture import Picture, as_svg
+from knnper.simulation.reports.picture import DescribedChart, as_svg
 from knnper.simulation.reports.provenance import environment_text
 from knnper.simulation.reports.report import report_of
 from knnper.simulation.reports.sections import write_figures
@@ -595,7 +595,7 @@ def summary(results: Sequence[Made]) -> str:
 def _chart(result: Made, chart: Chart) -> Markup:
     """Return a chart as an HTML element."""
     alternative = f"{chart.title}. The numbers are in the table."
-    picture = Picture(chart.figure, alternative)
+    picture = DescribedChart(chart.figure, alternative)
     width = round(float(picture.figure.get_figwidth()) * _REM_PER_INCH, 1)
     # Chart and title are escaped by the element.
     drawn = Markup(as_svg(picture, f"{result.file.name}-{chart.name}"))

@@ -33,7 +33,7 @@ from knnper.data.dividing import (
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 from knnper.data.features import warn_of_coarse
 from knnper.data.hub import find_hub_folder
-from knnper.data.images import EncodedImage, ImageSettings, Picture
+from knnper.data.images import EncodedImage, ImageSettings, ImageSource
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
 from knnper.reasons import Code, SafeReason
@@ -245,7 +245,7 @@ def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -
 
 
 @dataclass(frozen=True)
-class PictureColumn(Sequence[Picture]):
+class PictureColumn(Sequence[ImageSource]):
     """Images in rows of a column: paths below a folder, or contents of files."""
 
     table: TableFile

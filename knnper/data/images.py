@@ -58,12 +58,12 @@ class EncodedImage(NamedTuple):
     content: bytes
 
 
-Picture: TypeAlias = str | Path | EncodedImage
+ImageSource: TypeAlias = str | Path | EncodedImage
 """An image that is not decoded yet: the path or the content of a file."""
 
 
 def read_image(
-    picture: Picture, channels: int, size: tuple[int, int] | None = None
+    picture: ImageSource, channels: int, size: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
     """Decode one image to uint8 of shape (height, width, channels).
 
@@ -94,7 +94,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 @contextlib.contextmanager
-def open_image(picture: Picture) -> Iterator[Image.Image]:
+def open_image(picture: ImageSource) -> Iterator[Image.Image]:
     """Open an image without decoding it."""
     name, file = _name_of(picture), cast("Any", picture)
     if isinstance(picture, EncodedImage):
@@ -133,7 +133,7 @@ def _why_unknown(name: str) -> str:
 
 
 def decode_files(
-    pictures: Sequence[Picture], images: NDArray[np.uint8], like: str | None = None
+    pictures: Sequence[ImageSource], images: NDArray[np.uint8], like: str | None = None
 ) -> dict[int, str]:
     """Decode n files into ``images``; return errors of unreadable files by position.
 
@@ -190,7 +190,7 @@ def _is_sequence(image: Image.Image) -> bool:
     return is_kind and bool(getattr(image, "is_animated", False))
 
 
-def _name_of(picture: Picture) -> str:
+def _name_of(picture: ImageSource) -> str:
     return picture.name if isinstance(picture, EncodedImage) else str(picture)
 
 
@@ -241,7 +241,7 @@ def digests_of(images: NDArray[np.generic]) -> list[bytes]:
 
 def write_images(
     writer: EntryWriter,
-    pictures: Mapping[CentralSplit, Sequence[Picture]],
+    pictures: Mapping[CentralSplit, Sequence[ImageSource]],
     image_size: int | None,
     channels: int,
 ) -> dict[CentralSplit, dict[int, str]]:
@@ -273,7 +273,7 @@ def write_images(
     return failed
 
 
-def _first_size(pictures: Sequence[Picture]) -> tuple[str, tuple[int, int]]:
+def _first_size(pictures: Sequence[ImageSource]) -> tuple[str, tuple[int, int]]:
     """Return the name and (width, height) of the first image that can be opened."""
     reasons = []
     for picture in pictures:
@@ -309,7 +309,7 @@ class ImageSettings(DataFormat):
     def load_images(
         self,
         source: Source,
-        files: Mapping[CentralSplit, Sequence[Picture]],
+        files: Mapping[CentralSplit, Sequence[ImageSource]],
         describe: Callable[[EntryWriter], DatasetContents],
     ) -> Dataset:
         """Load the images from the cache or decode them.
@@ -323,7 +323,7 @@ class ImageSettings(DataFormat):
     def write_entry(
         self,
         writer: EntryWriter,
-        files: Mapping[CentralSplit, Sequence[Picture]],
+        files: Mapping[CentralSplit, Sequence[ImageSource]],
         describe: Callable[[EntryWriter], DatasetContents],
     ) -> DatasetContents:
         """Decode the images into a cache entry; see `load_images`."""

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from knnper.simulation.reports.accuracy_table import ModelRow
 from knnper.simulation.reports.figure import SOFT, Color
 from knnper.simulation.reports.finished_run import GROUPS
-from knnper.simulation.reports.picture import WIDTH, Colors, Picture
+from knnper.simulation.reports.picture import WIDTH, Colors, DescribedChart
 from knnper.simulation.reports.text import chart_text
 
 _ROW_HEIGHT = 0.26  # inches
@@ -17,7 +17,7 @@ _FRAME_HEIGHT = 0.9  # inches
 
 def draw_averages(
     rows: Sequence[ModelRow], colors: Colors, split: str
-) -> Picture | None:
+) -> DescribedChart | None:
     """Draw the average of every row, one panel a group; None without rows."""
     if not rows:
         return None
@@ -46,7 +46,7 @@ def draw_averages(
     averages = [
         f"{row.label} {row.group} {row.figures['average'].percent()}" for row in rows
     ]
-    return Picture(figure, f"Average {split} accuracy: {'; '.join(averages)}.")
+    return DescribedChart(figure, f"Average {split} accuracy: {'; '.join(averages)}.")
 
 
 def _draw_average(axes: Axes, height: int, row: ModelRow, color: Color) -> None:

@@ -16,7 +16,7 @@ from knnper.simulation.reports.client_table import (
 from knnper.simulation.reports.figure import SOFT
 from knnper.simulation.reports.picture import (
     Colors,
-    Picture,
+    DescribedChart,
     draw_diagonal,
     first_with_data,
     name_sides,
@@ -84,7 +84,7 @@ def scatters(setups: Sequence[Setup]) -> dict[str, Scatter]:
     return first_with_data((setup.label, count_points(setup)) for setup in setups)
 
 
-def draw_scatters(setups: Sequence[Setup], colors: Colors) -> Picture | None:
+def draw_scatters(setups: Sequence[Setup], colors: Colors) -> DescribedChart | None:
     """Draw one panel a setup; None where no client's model is its own."""
     by_label = scatters(setups)
     if not by_label:
@@ -104,7 +104,7 @@ def draw_scatters(setups: Sequence[Setup], colors: Colors) -> Picture | None:
         for label, scatter in by_label.items()
     )
     text = f"Clients that their own model serves, by method. {'; '.join(verdicts)}."
-    return Picture(figure, text, note)
+    return DescribedChart(figure, text, note)
 
 
 def _draw_group(
@@ -150,7 +150,7 @@ def count_weights(clients: pd.DataFrame) -> WeightCounts | None:
     return WeightCounts(seen, unseen, float(mixing["knn_weight"].mean()))
 
 
-def draw_weights(setups: Sequence[Setup], colors: Colors) -> Picture | None:
+def draw_weights(setups: Sequence[Setup], colors: Colors) -> DescribedChart | None:
     """Draw one panel for each setup with a memory; None where there is none."""
     by_label = first_with_data(
         (setup.label, count_weights(clients_of_setup(setup))) for setup in setups
@@ -187,7 +187,7 @@ def draw_weights(setups: Sequence[Setup], colors: Colors) -> Picture | None:
         sentences.append(f"{label}: mean {counts.mean:.2f}; {bins} clients")
     whole_numbers(panels[0].yaxis)
     name_sides(panels, "λ (1: memory alone)", "clients")
-    return Picture(figure, f"The clients' λ. {'. '.join(sentences)}.")
+    return DescribedChart(figure, f"The clients' λ. {'. '.join(sentences)}.")
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _weighted_mean(clients: pd.DataFrame, column: str) -> float:
     return float(np.average(clients[column], weights=clients["num_test"]))
 
 
-def draw_store_sizes(setups: Sequence[Setup], colors: Colors) -> Picture | None:
+def draw_store_sizes(setups: Sequence[Setup], colors: Colors) -> DescribedChart | None:
     """Draw one panel for each setup with memories; None where there is none."""
     by_label = first_with_data(
         (setup.label, size_classes(clients_of_setup(setup)) or None) for setup in setups
@@ -279,4 +279,4 @@ def draw_store_sizes(setups: Sequence[Setup], colors: Colors) -> Picture | None:
         for label, classes in by_label.items()
     )
     beginning = f"{split.capitalize()} accuracy by the size of the memory"
-    return Picture(figure, f"{beginning}. {'; '.join(sentences)}.")
+    return DescribedChart(figure, f"{beginning}. {'; '.join(sentences)}.")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from knnper.simulation.reports.picture import (
     WIDTH,
     Colors,
-    Picture,
+    DescribedChart,
     first_with_data,
     whole_fractions,
     whole_numbers,
@@ -113,7 +113,7 @@ def _merge_equal(curves: Iterable[tuple[str, str, tuple[Any, ...]]]) -> list[Cur
     return list(merged.values())
 
 
-def draw_curves(setups: Sequence[Setup], colors: Colors) -> Picture | None:
+def draw_curves(setups: Sequence[Setup], colors: Colors) -> DescribedChart | None:
     """Draw all learning curves, one panel a figure; None where there are none."""
     curves = {
         "train_loss": learning_curves(setups, "train_loss"),
@@ -144,7 +144,7 @@ def draw_curves(setups: Sequence[Setup], colors: Colors) -> Picture | None:
         _label_ends(axes, of_figure, colors)
     whole_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("round")
-    return Picture(figure, f"By round: {'; '.join(sentences)}.")
+    return DescribedChart(figure, f"By round: {'; '.join(sentences)}.")
 
 
 def _draw_curve(axes: Axes, curve: Curve, colors: Colors) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from knnper.simulation.label_counts import LabelCounts, read_label_counts
 from knnper.simulation.reports.client_table import note_on_sample, sample_names
 from knnper.simulation.reports.figure import SERIES, SOFT
-from knnper.simulation.reports.picture import WIDTH, Picture, whole_numbers
+from knnper.simulation.reports.picture import WIDTH, DescribedChart, whole_numbers
 from knnper.simulation.reports.setups import Setup
 from knnper.simulation.reports.text import chart_text
 
@@ -51,7 +51,7 @@ def ordered_counts(counts: LabelCounts) -> tuple[Counts, int, list[str]]:
     return local[order].T, int((~unseen).sum()), names
 
 
-def draw_partition(setups: Sequence[Setup]) -> Picture | None:
+def draw_partition(setups: Sequence[Setup]) -> DescribedChart | None:
     """Draw the first split that a run kept; None where no run did."""
     first = first_counts(setups)
     if first is None:
@@ -79,7 +79,7 @@ def draw_partition(setups: Sequence[Setup]) -> Picture | None:
     every_count = counts.local
     sizes = every_count.sum(axis=1)
     num_labels = (every_count > 0).sum(axis=1)
-    return Picture(
+    return DescribedChart(
         figure,
         f"The split of the run {name}: {len(every_count)} clients, "
         f"{sum(client.seen for client in counts.clients)} of them seen, "

@@ -56,7 +56,7 @@ _THEMED_COLOR = re.compile("|".join(map(re.escape, _VARIABLES)), re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Picture:
+class DescribedChart:
     """A chart with a text for readers who cannot see it.
 
     Attributes
@@ -168,7 +168,7 @@ def draw_diagonal(axes: Axes) -> None:
 
 
 @logging_missing_glyphs()
-def as_svg(picture: Picture, name: str) -> str:
+def as_svg(picture: DescribedChart, name: str) -> str:
     """Return a chart as an ``svg`` element to embed in an HTML page."""
     text = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

@@ -12,7 +12,7 @@ from knnper.simulation.reports.finished_run import GROUPS
 from knnper.simulation.reports.picture import (
     MOST_COLUMNS,
     Colors,
-    Picture,
+    DescribedChart,
     draw_diagonal,
     first_with_data,
     name_sides,
@@ -108,7 +108,7 @@ def _pool_bins(setup: Setup) -> list[ReliabilityPanel]:
     ]
 
 
-def draw_reliability(setups: Sequence[Setup], colors: Colors) -> Picture | None:
+def draw_reliability(setups: Sequence[Setup], colors: Colors) -> DescribedChart | None:
     """Draw the panels; None where no client reported its bins."""
     panels = panels_of(setups)
     if not panels:
@@ -130,7 +130,7 @@ def draw_reliability(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     errors = "; ".join(
         f"{panel.label} ({panel.group}): {panel.errors}" for panel in panels
     )
-    return Picture(figure, f"Calibration error of all seeds pooled. {errors}.")
+    return DescribedChart(figure, f"Calibration error of all seeds pooled. {errors}.")
 
 
 def _draw_bins(axes: Axes, bins: Reliability, color: Color, marker: str) -> None:

@@ -16,7 +16,12 @@ from knnper.simulation.reports.client_charts import (
 from knnper.simulation.reports.curves import draw_curves
 from knnper.simulation.reports.figure import colors_of, settle, write_pictures
 from knnper.simulation.reports.partition_chart import draw_partition
-from knnper.simulation.reports.picture import MOST_SHOWN, Colors, Picture, report_style
+from knnper.simulation.reports.picture import (
+    MOST_SHOWN,
+    Colors,
+    DescribedChart,
+    report_style,
+)
 from knnper.simulation.reports.reliability import draw_reliability
 from knnper.simulation.reports.setups import Setup, split_of
 
@@ -34,7 +39,7 @@ class Section:
     name: str
     title: str
     text: str
-    picture: Picture | None
+    picture: DescribedChart | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class _SectionKind:
     title: str
     text: str
     missing: str
-    draw: Callable[[Sequence[Setup], Colors], Picture | None]
+    draw: Callable[[Sequence[Setup], Colors], DescribedChart | None]
     is_of_each_setup: bool = True
 
 

@@ -26,7 +26,7 @@ from knnper.simulation.reports.accuracy_table import table_of
 from knnper.simulation.reports.client_table import clients_of_setup, sample_names
 from knnper.simulation.reports.figure import SERIES
 from knnper.simulation.reports.finished_run import load_run
-from knnper.simulation.reports.picture import Picture, as_svg
+from knnper.simulation.reports.picture import DescribedChart, as_svg
 from knnper.simulation.reports.sections import draw_sections
 from knnper.simulation.reports.setups import Setup, setups_of
 from tests.simulation.reporting.made_runs import client_result, made_run
@@ -353,7 +353,7 @@ def test_of_a_split_over_many_clients_a_sample_is_drawn(
     assert cut.note == expected
 
 
-def split_drawn(run: Path, names: Sequence[str], num_clients: int) -> Picture:
+def split_drawn(run: Path, names: Sequence[str], num_clients: int) -> DescribedChart:
     """Return the picture of clients with one example of each label."""
     ones, nothing = (1,) * len(names), (0,) * len(names)
     clients = (ClientCounts("0", True, ones, nothing, nothing),) * num_clients

@@ -17,7 +17,7 @@ from knnper.simulation.reports.figure import (
     write_pictures,
 )
 from knnper.simulation.reports.picture import (
-    Picture,
+    DescribedChart,
     as_svg,
     report_style,
     wrapped,
@@ -96,7 +96,7 @@ def test_no_font_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     """A warning would be an error here."""
     with caplog.at_level(logging.WARNING):
         figure = styled(titled)(f"a {UNDRAWN}")
-        picture = Picture(figure, "a chart")
+        picture = DescribedChart(figure, "a chart")
         settle(figure)
         as_svg(picture, "chart")
         write_pictures(tmp_path, "f", figure)
