@@ -475,7 +475,7 @@ class Store(StoreReader):
 
 
 @dataclass(frozen=True)
-class Identity:
+class StoreIdentity:
     """The id, specification and settings of a store, from its database."""
 
     store_id: str  # different for each store
@@ -566,7 +566,7 @@ def open_store(
 @contextlib.contextmanager
 def open_rows(
     folder: Path, *, writable: bool = False
-) -> Iterator[tuple[Identity, Rows]]:
+) -> Iterator[tuple[StoreIdentity, Rows]]:
     """Open the database of a store without its index; yield identity and rows."""
     require_database(folder)
     path = folder / DATABASE
@@ -587,7 +587,7 @@ def open_rows(
         yield identity, rows
 
 
-def read_identity(folder: Path) -> Identity:
+def read_identity(folder: Path) -> StoreIdentity:
     """Read the specification and settings of the store in ``folder``."""
     require_database(folder)
     path = folder / DATABASE
@@ -609,7 +609,7 @@ def read_identity(folder: Path) -> Identity:
     return identity_of(row)
 
 
-def identity_of(row: StoreRow) -> Identity:
+def identity_of(row: StoreRow) -> StoreIdentity:
     """Parse the specification and settings in a store's row."""
     try:
         spec = _SPEC.validate_json(row.spec)
@@ -624,7 +624,7 @@ def identity_of(row: StoreRow) -> Identity:
             f"the store has {spec.num_classes} classes, but its policy has counted "
             f"{len(row.stream_state.num_seen)}; restore it from a backup"
         )
-    return Identity(row.store_id, row.created, spec, settings)
+    return StoreIdentity(row.store_id, row.created, spec, settings)
 
 
 def require_database(folder: Path) -> None:

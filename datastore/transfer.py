@@ -33,8 +33,8 @@ from knnper.datastore.store import (
     INDEX,
     LOCK,
     Embed,
-    Identity,
     Store,
+    StoreIdentity,
     open_rows,
 )
 from knnper.datastore.tables import ROWS_AT_ONCE, Version
@@ -265,7 +265,7 @@ def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
     return num_examples
 
 
-def _fill(archive: zipfile.ZipFile, rows: Rows, identity: Identity) -> int:
+def _fill(archive: zipfile.ZipFile, rows: Rows, identity: StoreIdentity) -> int:
     contents = rows.contents()
     active = rows.state().active
     spec = identity.spec
@@ -405,7 +405,7 @@ def fill(
 class StoreSummary:
     """The settings, contents, models and files of a store."""
 
-    identity: Identity
+    identity: StoreIdentity
     num_by_label: tuple[int, ...]
     capacity: int | None  # most examples, of capacity and budget together
     example_bytes: float  # what the budget counts for one example

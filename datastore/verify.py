@@ -34,7 +34,7 @@ from knnper.datastore.store import (
     DATABASE,
     INDEX,
     LOCK,
-    Identity,
+    StoreIdentity,
     create_store,
     identity_of,
     new_folder,
@@ -482,7 +482,7 @@ def belongs_to_store(folder: Path, path: Path) -> bool:
     return is_file and any(path.match(pattern) for pattern in _INDEX_FILES)
 
 
-def _index_problems(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]:
+def _index_problems(folder: Path, identity: StoreIdentity, rows: Rows) -> Iterator[str]:
     cache = IndexCache(folder, rows)
     try:
         manifest = cache.manifest()

@@ -15,7 +15,7 @@ RUNS = "runs"  # the folder of its runs' folders
 
 
 @dataclass(frozen=True)
-class Identity:
+class BatchIdentity:
     """The identity of a batch.
 
     Attributes
@@ -47,7 +47,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def batch_folder(folder: Path, identity: Identity) -> Iterator[None]:
+def batch_folder(folder: Path, identity: BatchIdentity) -> Iterator[None]:
     """Create the folder of a batch and lock it inside the block.
 
     Raises FolderTakenError if the folder holds anything else, before anything is
@@ -71,11 +71,11 @@ def _require_no_file(folder: Path) -> None:
         )
 
 
-def _require_own(folder: Path, identity: Identity) -> None:
+def _require_own(folder: Path, identity: BatchIdentity) -> None:
     """Reject a folder of another batch, or with other content; accept an empty one."""
     require_plain(folder)
     fix = "delete the file if the runs are those of this batch"
-    recorded = read_document(Identity, folder / BATCH, fix)
+    recorded = read_document(BatchIdentity, folder / BATCH, fix)
     if recorded is None:
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         if not names <= {LOCK, draft_of(folder / BATCH).name, RUNS}:

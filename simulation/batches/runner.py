@@ -27,7 +27,7 @@ from knnper.simulation.batches.family import (
     training_identity,
     why_failed,
 )
-from knnper.simulation.batches.folder import RUNS, Identity, batch_folder
+from knnper.simulation.batches.folder import RUNS, BatchIdentity, batch_folder
 from knnper.simulation.batches.points import Point, tested, tuning_of
 from knnper.simulation.batches.progress import Advance, Tracker
 from knnper.simulation.batches.sweep import Sweep
@@ -120,7 +120,7 @@ def run_batch(
     test_families = (
         None if is_tuned else with_earlier_training(families(guessed_tests), earlier)
     )
-    with batch_folder(folder, Identity(plan.kind, plan.name)):
+    with batch_folder(folder, BatchIdentity(plan.kind, plan.name)):
         best: dict[str, Point] = {}
         candidates: dict[str, list[Candidate]] = {}
         for following, later in (

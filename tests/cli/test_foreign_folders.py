@@ -13,7 +13,7 @@ from knnper.experiment import load_experiment
 from knnper.files import ForeignFileError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import (
-    Identity,
+    BatchIdentity,
     batch_folder,
 )
 from knnper.simulation.catalogue import experiment_catalogue
@@ -88,7 +88,7 @@ def test_what_overwrites_a_run_overwrites_nothing_else(
 
 @pytest.mark.usefixtures("deadline")
 def test_a_batch_with_something_foreign_is_refused(tmp_path: Path) -> None:
-    identity, victim = Identity("sweep", "small"), make_victim(tmp_path / "victim")
+    identity, victim = BatchIdentity("sweep", "small"), make_victim(tmp_path / "victim")
     folder = tmp_path / "batch"
     with batch_folder(folder, identity):
         (folder / "runs").mkdir()

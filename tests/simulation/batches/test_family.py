@@ -37,7 +37,7 @@ from knnper.simulation.batches.family import (
 )
 from knnper.simulation.batches.folder import (
     BATCH,
-    Identity,
+    BatchIdentity,
     batch_folder,
     locked_folder,
 )
@@ -398,10 +398,10 @@ def test_client_states_are_taken_over(tmp_path: Path, made: Made) -> None:
         swept(ditto, tmp_path / "again", earlier)
 
 
-SMALL = Identity("sweep", "small")
+SMALL = BatchIdentity("sweep", "small")
 
 
-def take(folder: Path, identity: Identity = SMALL) -> None:
+def take(folder: Path, identity: BatchIdentity = SMALL) -> None:
     with batch_folder(folder, identity):
         assert (folder / BATCH).is_file()
 
@@ -450,7 +450,7 @@ def test_empty_folder_is_taken(tmp_path: Path, files: list[str]) -> None:
     take(folder)
     take(folder)
     with pytest.raises(FolderTakenError, match="holds the sweep small, expected"):
-        take(folder, Identity("sweep", "other"))
+        take(folder, BatchIdentity("sweep", "other"))
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         "folder with --output, or delete this one"
     )
     with pytest.raises(FolderTakenError, match=message):
-        take(tmp_path / "out", Identity("comparison", "small"))
+        take(tmp_path / "out", BatchIdentity("comparison", "small"))
     (tmp_path / "out" / BATCH).write_text("{")
     with pytest.raises(RunError, match="is damaged; delete"):
         take(tmp_path / "out")
