@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorSlice:
     """Position of one tensor of the model in the flat vector."""
 
     name: str  # as in ``state_dict``
@@ -50,7 +50,7 @@ class Entry:
 class _Tied:
     """A tensor of the module that is a view of the vector."""
 
-    entry: Entry
+    entry: TensorSlice
     # The module's own table of parameters or of buffers.
     table: dict[str, Any]
     tensor: Tensor
@@ -269,7 +269,7 @@ class FlatModel:
         mode if this subtree has frozen tensors and no others. Recurrent layers stay in
         training mode.
         """
-        trained_entries, frozen = list[Entry](), list[Entry]()
+        trained_entries, frozen = list[TensorSlice](), list[TensorSlice]()
         for entry in self.entries:
             is_chosen = bool(trainable[entry.start : entry.stop].any())
             (trained_entries if is_chosen else frozen).append(entry)
@@ -336,7 +336,7 @@ class FlatModel:
                 tensor.grad = self._view(self.gradient, entry)
                 self._slopes.append((tensor, tensor.grad))
 
-    def _view(self, vector: Tensor, entry: Entry, before: int = 0) -> Tensor:
+    def _view(self, vector: Tensor, entry: TensorSlice, before: int = 0) -> Tensor:
         """View a tensor's part of a vector that lacks ``before`` weights at its start.
 
         It has the tensor's shape and the module's memory format.
@@ -345,7 +345,7 @@ class FlatModel:
         return part_as_tensor(part, entry.shape, self.module.memory_format)
 
 
-def _layout(module: nn.Module) -> tuple[Entry, ...]:
+def _layout(module: nn.Module) -> tuple[TensorSlice, ...]:
     owners = dict(module.named_modules())
     entries, start = [], 0
     for name, tensor, is_parameter in trained_tensors(module):
@@ -353,7 +353,7 @@ def _layout(module: nn.Module) -> tuple[Entry, ...]:
         stop = start + tensor.numel()
         owner = owners[name.rpartition(".")[0]]
         shape = tuple(tensor.shape)
-        entries.append(Entry(name, shape, start, stop, is_parameter, owner))
+        entries.append(TensorSlice(name, shape, start, stop, is_parameter, owner))
         start = stop
     return tuple(entries)
 

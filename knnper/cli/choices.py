@@ -66,7 +66,7 @@ _BY_NAME_ALONE = (Choosable.POLICIES, Choosable.METRICS)
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """A choice of an experiment, by name.
 
     Attributes
@@ -97,18 +97,18 @@ class Entry:
         return {**names, **self.json_fields, "settings": listed}
 
 
-def entries_of(part: Choosable) -> list[Entry]:
+def entries_of(part: Choosable) -> list[CatalogueEntry]:
     """Return all choices of one kind."""
     return list(_FINDERS[part]())
 
 
-def _methods() -> Iterator[Entry]:
+def _methods() -> Iterator[CatalogueEntry]:
     from knnper.strategies.catalogue import METHODS
 
     for name, spec in METHODS.items():
         server = spec.server_state
         server += "; a round's updates" if spec.holds_all_updates else ""
-        yield Entry(
+        yield CatalogueEntry(
             name,
             spec.title,
             spec.summary,
@@ -136,7 +136,7 @@ def _methods() -> Iterator[Entry]:
         )
 
 
-def _personalizations() -> Iterator[Entry]:
+def _personalizations() -> Iterator[CatalogueEntry]:
     from knnper.strategies.catalogue import PERSONALIZERS
 
     for name, spec in PERSONALIZERS.items():
@@ -146,7 +146,7 @@ def _personalizations() -> Iterator[Entry]:
         source = getattr(spec, "source", "")
         facts = {"source": source, "unseen clients": spec.unseen}
         facts["needs"] = ", ".join(needs)
-        yield Entry(
+        yield CatalogueEntry(
             name,
             spec.title,
             spec.summary,
@@ -161,11 +161,11 @@ def _personalizations() -> Iterator[Entry]:
         )
 
 
-def _titled(known: Mapping[str, Any]) -> Iterator[Entry]:
+def _titled(known: Mapping[str, Any]) -> Iterator[CatalogueEntry]:
     for name, spec in known.items():
         about = _paragraphs_of(spec)
         is_known = about.startswith("Settings of ") or about in spec.summary
-        yield Entry(
+        yield CatalogueEntry(
             name,
             spec.title,
             spec.summary,
@@ -174,51 +174,51 @@ def _titled(known: Mapping[str, Any]) -> Iterator[Entry]:
         )
 
 
-def _data() -> Iterator[Entry]:
+def _data() -> Iterator[CatalogueEntry]:
     from knnper.data.catalogue import DATA_SETS
 
     return _titled(DATA_SETS)
 
 
-def _partitions() -> Iterator[Entry]:
+def _partitions() -> Iterator[CatalogueEntry]:
     from knnper.simulation.partition.schemes import PARTITIONS
 
     return _titled(PARTITIONS)
 
 
-def _models() -> Iterator[Entry]:
+def _models() -> Iterator[CatalogueEntry]:
     from knnper.models import MODELS
 
     return _titled(MODELS)
 
 
-def _optimizers() -> Iterator[Entry]:
+def _optimizers() -> Iterator[CatalogueEntry]:
     from knnper.strategies.core.optimizers import OPTIMIZERS
 
     for name, settings_type in OPTIMIZERS.items():
         summary = f"torch.optim.{name}, anew in every round"
         if name == "SGD":
             summary += ", with training.momentum and training.weight_decay"
-        yield Entry(name, "", summary, settings_type=settings_type)
+        yield CatalogueEntry(name, "", summary, settings_type=settings_type)
 
 
-def _compressions() -> Iterator[Entry]:
+def _compressions() -> Iterator[CatalogueEntry]:
     from knnper.strategies.core.compression import COMPRESSORS
 
     for name, kind in COMPRESSORS.items():
         summary, _, about = _paragraphs_of(kind).partition("\n\n")
-        yield Entry(name, "", summary, about, settings_type=kind.settings_type)
+        yield CatalogueEntry(name, "", summary, about, settings_type=kind.settings_type)
 
 
-def _policies() -> Iterator[Entry]:
+def _policies() -> Iterator[CatalogueEntry]:
     from knnper.datastore.policy import POLICIES
 
     for name, policy in POLICIES.items():
         summary, _, about = _paragraphs_of(type(policy)).partition("\n\n")
-        yield Entry(name, "", summary, about)
+        yield CatalogueEntry(name, "", summary, about)
 
 
-def _metrics() -> Iterator[Entry]:
+def _metrics() -> Iterator[CatalogueEntry]:
     from knnper.metrics import METRICS
 
     for name, metric in METRICS.items():
@@ -226,10 +226,10 @@ def _metrics() -> Iterator[Entry]:
         about = _paragraphs_of(metric.compute) if metric.compute else ""
         first, _, about = about.removeprefix("Return ").partition("\n\n")
         summary = f"{first.rstrip('.')}; {better}" if first else better
-        yield Entry(name, metric.title, summary, about)
+        yield CatalogueEntry(name, metric.title, summary, about)
 
 
-def _experiments() -> Iterator[Entry]:
+def _experiments() -> Iterator[CatalogueEntry]:
     from knnper.yaml_text import parse_yaml
 
     for name, path in shipped_experiments().items():
@@ -238,7 +238,7 @@ def _experiments() -> Iterator[Entry]:
         # Each file begins with a paragraph that describes it, as a comment.
         about, _, _ = text.replace("\n# ", " ").removeprefix("# ").partition("\n")
         command = next(_COMMAND_OF[key] for key in _COMMAND_OF if key in document)
-        yield Entry(f"knnper {command} {name}", "", about.rstrip(":."))
+        yield CatalogueEntry(f"knnper {command} {name}", "", about.rstrip(":."))
 
 
 _FINDERS = {
@@ -298,7 +298,7 @@ def _document(part: Choosable) -> Any:
     }
 
 
-def _print_lines(entries: Sequence[Entry]) -> None:
+def _print_lines(entries: Sequence[CatalogueEntry]) -> None:
     """Print a line for each entry: name, title and, cut to fit, the summary."""
     console = Console()
     longest = max(len(entry.name) for entry in entries)
