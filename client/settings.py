@@ -11,7 +11,7 @@ from knnper.data.catalogue import SITE_DATA
 from knnper.data.own_data import OWN_SITE_DATA
 from knnper.errors import ConfigError, Problem
 from knnper.models import MODELS
-from knnper.own import Door, LocalSettings
+from knnper.own import Door, MachineSettings
 from knnper.settings import (
     Choice,
     Name,
@@ -126,7 +126,7 @@ class ServiceSettings(Settings):
 
 
 @dataclass(frozen=True)
-class ClientDocument(LocalSettings):
+class ClientDocument(MachineSettings):
     """A client's file without the section ``data``.
 
     Attributes
@@ -151,7 +151,7 @@ class ClientDocument(LocalSettings):
         See `LimitSettings`.
     own_code, pretrained
         The site's own code and files that an experiment may use; an experiment brings
-        none. See `OwnCodeSettings` and `LocalSettings`.
+        none. See `OwnCodeSettings` and `MachineSettings`.
     service
         See `ServiceSettings`.
     """

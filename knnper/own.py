@@ -46,7 +46,7 @@ _FILES = set[str]()
 _LOADED: dict[Path, str] = {}
 
 LOCAL_VARIABLE = "KNNPER_LOCAL"
-"""Environment variable: path of a YAML file of `LocalSettings`."""
+"""Environment variable: path of a YAML file of `MachineSettings`."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class OwnCodeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSettings(Settings):
+class MachineSettings(Settings):
     """Code and weights of this machine for experiments and models from elsewhere.
 
     Attributes
@@ -165,10 +165,10 @@ def local_door() -> Door:
     if not named:
         return CLOSED
     file, problems = Path(named).absolute(), list[Problem]()
-    settings = parse_settings(LocalSettings, read_yaml(file), "", problems)
+    settings = parse_settings(MachineSettings, read_yaml(file), "", problems)
     if settings is None:
         raise ConfigError(problems, named)
-    return LocalSettings(**settings.at(file.parent)).door
+    return MachineSettings(**settings.at(file.parent)).door
 
 
 def given_to(entry: Callable[..., Any], **possible: Any) -> dict[str, Any]:

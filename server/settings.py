@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knnper.errors import ConfigError, Problem
-from knnper.own import LocalSettings
+from knnper.own import MachineSettings
 from knnper.settings import (
     Name,
     PositiveInt,
@@ -41,7 +41,7 @@ class TlsFiles(Settings):
 
 
 @dataclass(frozen=True)
-class ServerSettings(LocalSettings):
+class ServerSettings(MachineSettings):
     """Settings of one server.
 
     Attributes
@@ -78,7 +78,7 @@ class ServerSettings(LocalSettings):
         router, or a stranger.
     own_code, pretrained
         Code and files of this server that an experiment may use; a submitted experiment
-        brings no code. See `OwnCodeSettings` and `LocalSettings`.
+        brings no code. See `OwnCodeSettings` and `MachineSettings`.
     """
 
     name: Name = "federation"
