@@ -25,8 +25,8 @@ from knnper.process import cpu_is
 
 # Numbers multiplied, from which on oneDNN saves more than its call costs.
 _LEAST_PRODUCTS = 1 << 20
-Step = Callable[[Tensor], Tensor]
-_ACTIVATIONS: Mapping[type[nn.Module], Step] = {
+LayerFunction = Callable[[Tensor], Tensor]
+_ACTIVATIONS: Mapping[type[nn.Module], LayerFunction] = {
     nn.ReLU: torch.relu_,
     nn.ReLU6: functools.partial(torch.clamp_, min=0.0, max=6.0),
 }
@@ -269,7 +269,7 @@ class FoldingSequential(nn.Sequential):
     """
 
     _folds = False
-    _folded: tuple[Sequence[Step], Sequence[Mapping[int, Any]]] | None = None
+    _folded: tuple[Sequence[LayerFunction], Sequence[Mapping[int, Any]]] | None = None
 
     def fold(self, folds: bool) -> None:
         """Allow folding, until the weights change, or end it."""
@@ -281,7 +281,7 @@ class FoldingSequential(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
         """Return the output of the last layer."""
-        steps: Iterable[Step] = self
+        steps: Iterable[LayerFunction] = self
         if self._folds and not self.training and torch.is_inference_mode_enabled():
             folded = self._folded or (list(_steps(self)), list(_hooks(self)))
             # Hooks are to be called, and with what goes in and out of a layer.
@@ -300,7 +300,7 @@ def _hooks(module: nn.Module) -> Iterator[Mapping[int, Any]]:
         yield layer._forward_pre_hooks
 
 
-def _steps(layers: nn.Sequential) -> Iterator[Step]:
+def _steps(layers: nn.Sequential) -> Iterator[LayerFunction]:
     """Yield what the layers do in evaluation mode, in as few calls as there may be.
 
     Calls of modules are a fifth of the time that MobileNetV2 takes for one image.
@@ -320,7 +320,7 @@ def _steps(layers: nn.Sequential) -> Iterator[Step]:
             yield layer
 
 
-def _together(layer: nn.Module, norm: nn.Module) -> Step | None:
+def _together(layer: nn.Module, norm: nn.Module) -> LayerFunction | None:
     """Return a convolution with the BatchNorm behind it; None where it is not that."""
     if (
         not isinstance(layer, nn.Conv2d)

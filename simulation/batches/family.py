@@ -42,7 +42,7 @@ from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 FAILED = "failed.txt"  # in a run's folder: the reason why it has no results
 
 
-class Step(Enum):
+class RunStage(Enum):
     """A step of a run."""
 
     TRAINS = auto()
@@ -57,7 +57,7 @@ class Step(Enum):
 class Event:
     """A step of a run."""
 
-    step: Step
+    step: RunStage
     num_rounds: int = 0
     first_round: int = 0
 
@@ -73,11 +73,11 @@ class EventObserver(Observer):
 
     @override
     def training_started(self, num_rounds: int, first_round: int) -> None:
-        self._send(Event(Step.TRAINS, num_rounds, first_round))
+        self._send(Event(RunStage.TRAINS, num_rounds, first_round))
 
     @override
     def round_finished(self, record: Mapping[str, float | int]) -> None:
-        self._send(Event(Step.ROUND))
+        self._send(Event(RunStage.ROUND))
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def make_runs(family: Family, send: SendEvent) -> None:
         is_missing = not is_done(folder)
         runner.make(folder, read_json(text))
         if is_missing:
-            send(Event(Step.ENDED))
+            send(Event(RunStage.ENDED))
         if folder not in runner.folders_with_state():
             _remove_states(folder)
     for folder in runner.folders_with_state():

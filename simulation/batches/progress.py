@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.family import Event, Family, Step, is_done
+from knnper.simulation.batches.family import Event, Family, RunStage, is_done
 
 FamilyEvent = tuple[int, Event]  # the number of the family, and its event
 
@@ -68,7 +68,7 @@ class _FamilyState:
 
     def handle(self, event: Event) -> None:
         match event.step:
-            case Step.TRAINS:
+            case RunStage.TRAINS:
                 num_new = event.num_rounds - event.first_round + 1
                 if self.num_missing == self.num_runs:
                     self.num_rounds = event.num_rounds
@@ -76,9 +76,9 @@ class _FamilyState:
                 elif num_new > 0:
                     # A personaliser with a state of its own has another training.
                     self.num_rounds = self.num_made + num_new
-            case Step.ROUND:
+            case RunStage.ROUND:
                 self.num_made += 1
-            case Step.ENDED:
+            case RunStage.ENDED:
                 self.num_missing -= 1
                 self.num_rounds = self.num_made  # no further rounds after divergence
 

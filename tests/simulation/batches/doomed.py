@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from knnper.simulation.batches.family import (
     Event,
+    RunStage,
     SendEvent,
-    Step,
 )
 
 
@@ -26,4 +26,4 @@ def die(family: Doomed, tell: object) -> None:
 def send_one_event(family: Doomed, send: SendEvent) -> None:
     """Send an event and end; the process must have huge pages."""
     assert "hugetlb=1" in os.environ["GLIBC_TUNABLES"]
-    send(Event(Step.ROUND))
+    send(Event(RunStage.ROUND))

@@ -6,7 +6,7 @@ from pathlib import Path
 from knnper.simulation.batches.family import (
     Event,
     Family,
-    Step,
+    RunStage,
 )
 from knnper.simulation.batches.progress import (
     Progress,
@@ -29,9 +29,9 @@ def test_steps_are_rounds_and_personalisations(tmp_path: Path) -> None:
 
     def run(first_round: int, num_made: int) -> None:
         events = [
-            Event(Step.TRAINS, ROUNDS, first_round),
-            *[Event(Step.ROUND)] * num_made,
-            Event(Step.ENDED),
+            Event(RunStage.TRAINS, ROUNDS, first_round),
+            *[Event(RunStage.ROUND)] * num_made,
+            Event(RunStage.ENDED),
         ]
         tracker.handle((0, event) for event in events)
 
@@ -48,7 +48,7 @@ def test_time_left_follows_the_mean_step(tmp_path: Path) -> None:
     tracker = Tracker(lambda: now[0])
     tracker.expect([family(tmp_path, "one")], [family(tmp_path, "later")])
     assert tracker.progress() == Progress(0, 2 * (ROUNDS + 1), 0, None)
-    events = [Event(Step.TRAINS, ROUNDS, 1), *[Event(Step.ROUND)] * 4]
+    events = [Event(RunStage.TRAINS, ROUNDS, 1), *[Event(RunStage.ROUND)] * 4]
     tracker.handle((0, event) for event in events)
     now[0] = 108.0
     # 4 of 22 steps in 8 s: 18 steps of 2 s are left.
@@ -71,10 +71,10 @@ def test_done_runs_are_steps_at_the_start(tmp_path: Path) -> None:
 def test_repeated_rounds_count_once(tmp_path: Path) -> None:
     tracker = Tracker(lambda: 0.0)
     tracker.expect([family(tmp_path, "one")])
-    events = [Event(Step.TRAINS, ROUNDS, 1), *[Event(Step.ROUND)] * 6]
+    events = [Event(RunStage.TRAINS, ROUNDS, 1), *[Event(RunStage.ROUND)] * 6]
     tracker.handle((0, event) for event in events)
     assert tracker.progress().done == 6
     # Another worker resumes from the checkpoint of round 3.
-    tracker.handle([(0, Event(Step.TRAINS, ROUNDS, 4))])
+    tracker.handle([(0, Event(RunStage.TRAINS, ROUNDS, 4))])
     assert tracker.num_done == 3
     assert tracker.progress().done == 6
