@@ -23,8 +23,8 @@ from knnper.simulation.batches.grid import (
 )
 from knnper.simulation.batches.points import (
     ADD_METRICS,
-    Batch,
     PointBuilder,
+    RunBatch,
     as_tuple,
     figures_of_all,
     name_problems,
@@ -146,7 +146,7 @@ class ComparisonSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Comparison(Batch):
+class Comparison(RunBatch):
     """Methods side by side, each tuned on validation data, then tested."""
 
     kind = "comparison"

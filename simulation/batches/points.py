@@ -55,7 +55,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RunBatch:
     """All points of a sweep or a comparison, variant by variant.
 
     Attributes

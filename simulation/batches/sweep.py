@@ -32,9 +32,9 @@ from knnper.simulation.batches.grid import (
 from knnper.simulation.batches.points import (
     ADD_METRICS,
     GLOBAL,
-    Batch,
     Point,
     PointBuilder,
+    RunBatch,
     as_tuple,
     figures_of_all,
     name_problems,
@@ -155,7 +155,7 @@ class SweepSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Sweep(Batch):
+class Sweep(RunBatch):
     """An experiment at many settings.
 
     Attributes
