@@ -95,7 +95,7 @@ def require_engine() -> None:
 
 
 @dataclass(frozen=True)
-class Engine:
+class ContainerEngine:
     """The containers of one federation; Docker and Compose as a person types them."""
 
     federation: Path
@@ -188,7 +188,7 @@ def _output(
     return done.stdout
 
 
-class Federation:
+class TrialFederation:
     """A folder with the files of a small federation."""
 
     def __init__(self, folder: Path) -> None:
@@ -328,8 +328,8 @@ def _rows(run: Path) -> dict[str, str]:
 class Trial:
     """One federation in containers."""
 
-    engine: Engine
-    federation: Federation
+    engine: ContainerEngine
+    federation: TrialFederation
     _began: float = field(default_factory=time.monotonic)
 
     def report(self, text: str) -> None:
@@ -414,9 +414,9 @@ def main() -> int:
 
 
 def _run(folder: Path, *, build: bool) -> None:
-    federation = Federation(folder)
+    federation = TrialFederation(folder)
     federation.make()
-    engine = Engine(federation.place)
+    engine = ContainerEngine(federation.place)
     trial = Trial(engine, federation)
     with engine.cleaned_up():
         if build:
