@@ -204,7 +204,7 @@ def _swept(line: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class PointRow:
+class PointLine:
     """A row of a file of points: one run."""
 
     name: str  # of the method or the variant
@@ -218,21 +218,21 @@ class PointRow:
         return float(text) if text else None
 
 
-def read_points(path: Path) -> list[PointRow]:
+def read_points(path: Path) -> list[PointLine]:
     """Read the runs in a file of points."""
     with path.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     if "variant" not in lines[0]:
-        return [PointRow(line["row"], line["seed"], {}, line) for line in lines]
+        return [PointLine(line["row"], line["seed"], {}, line) for line in lines]
     points = []
     for line in lines:
         figures, varied = _swept(line)
-        points.append(PointRow(line["variant"], line["seed"], varied, figures))
+        points.append(PointLine(line["variant"], line["seed"], varied, figures))
     return points
 
 
 def differences(
-    points: Sequence[PointRow], first: str, second: str, column: str
+    points: Sequence[PointLine], first: str, second: str, column: str
 ) -> list[tuple[Mapping[str, Any], Estimate]]:
     """Return ``first`` minus ``second``, seed by seed, for each varied value."""
     values_of: dict[str, tuple[Mapping[str, Any], list[float | None]]] = {}
