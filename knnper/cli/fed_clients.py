@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from knnper.server.link.authorized import AuthorizedFolder
     from knnper.server.settings import ServerSettings
 
-Federation = Annotated[
+FederationPath = Annotated[
     Path,
     typer.Argument(
         metavar="FEDERATION", help="The federation's folder, or its server.yaml."
@@ -51,7 +51,7 @@ NumTrain = Annotated[
 
 
 def add_client(
-    federation: Federation,
+    federation: FederationPath,
     name: ClientName,
     host: Host = None,
     num_train: NumTrain = None,
@@ -68,7 +68,7 @@ def add_client(
 
 
 def register(
-    federation: Federation,
+    federation: FederationPath,
     name: ClientName,
     key: PublicKey,
     num_train: NumTrain = None,
@@ -83,7 +83,7 @@ def register(
 
 
 def rotate_key(
-    federation: Federation, name: ClientName, key: OwnPublicKey = None
+    federation: FederationPath, name: ClientName, key: OwnPublicKey = None
 ) -> None:
     """Replace a client's key and revoke the old one.
 
@@ -110,7 +110,7 @@ def rotate_key(
     )
 
 
-def remove_client(federation: Federation, name: ClientName) -> None:
+def remove_client(federation: FederationPath, name: ClientName) -> None:
     """Revoke a client; its key cannot be used again."""
     folder = _authorized(federation)
     folder.remove(name)
@@ -118,7 +118,7 @@ def remove_client(federation: Federation, name: ClientName) -> None:
     say("Its key cannot be registered again. To readmit it, create a new key.")
 
 
-def list_clients(federation: Federation, as_json: AsJson = False) -> None:
+def list_clients(federation: FederationPath, as_json: AsJson = False) -> None:
     """List the clients with their status: registered, online, ..."""
     from knnper.server.link.registration import list_clients
 

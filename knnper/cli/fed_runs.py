@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knnper.cli.errors import INTERRUPTED, WRONG_USAGE, how_to_resume
-from knnper.cli.fed_clients import Federation, server_settings
+from knnper.cli.fed_clients import FederationPath, server_settings
 from knnper.cli.formats import counted, listed
 from knnper.cli.options import (
     AsJson,
@@ -63,7 +63,7 @@ Follow = Annotated[
 
 
 def submit(
-    federation: Federation,
+    federation: FederationPath,
     experiment: OptionalExperimentFile = None,
     overrides: Overrides = None,
     output: Output = None,
@@ -205,7 +205,7 @@ def _absence(away: Sequence[str], *, waits_for_all: bool) -> str:
 
 
 def status(
-    federation: Federation,
+    federation: FederationPath,
     run: OptionalRun = None,
     follow: Follow = False,
     as_json: AsJson = False,

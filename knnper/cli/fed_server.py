@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from knnper.cli.fed_clients import Federation
+from knnper.cli.fed_clients import FederationPath
 from knnper.cli.options import set_option
 from knnper.cli.terminal import say
 from knnper.errors import write_harmlessly
@@ -69,7 +69,7 @@ def init(
         say(f"Keep {place.authority} secret: its ca.key can impersonate the server.")
 
 
-def renew(federation: Federation, host: MoreHosts = None, days: Days = 825) -> None:
+def renew(federation: FederationPath, host: MoreHosts = None, days: Days = 825) -> None:
     """Renew the server's certificate; a running server reloads it."""
     from knnper.server.link.setup import federation_folder
     from knnper.server.link.setup import renew as renew_certificate
@@ -82,7 +82,7 @@ def renew(federation: Federation, host: MoreHosts = None, days: Days = 825) -> N
     )
 
 
-def server(federation: Federation, overrides: ServerOverrides = None) -> None:
+def server(federation: FederationPath, overrides: ServerOverrides = None) -> None:
     """Run the server: Flower's SuperLink, and the gateway for clients."""
     from knnper.server.link.server import run_server
     from knnper.server.link.setup import server_file

@@ -10,7 +10,7 @@ import typer
 
 from knnper.cli.errors import ErrorReportingGroup
 from knnper.cli.fed_clients import (
-    Federation,
+    FederationPath,
     add_client,
     list_clients,
     register,
@@ -53,7 +53,7 @@ federation = typer.Typer(
 )
 
 
-def doctor(federation: Federation, as_json: AsJson = False) -> None:
+def doctor(federation: FederationPath, as_json: AsJson = False) -> None:
     """Diagnose a server on its own machine, and suggest fixes.
 
     Nothing is changed, and a running server is not disturbed. The exit code is 1 when a

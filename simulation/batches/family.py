@@ -43,7 +43,7 @@ FAILED = "failed.txt"  # in a run's folder: the reason why it has no results
 
 
 class RunStage(Enum):
-    """A step of a run."""
+    """A stage of a run."""
 
     TRAINS = auto()
     """Training of ``num_rounds`` rounds starts or resumes with ``first_round``."""
@@ -55,9 +55,9 @@ class RunStage(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """A step of a run."""
+    """A stage of a run."""
 
-    step: RunStage
+    stage: RunStage
     num_rounds: int = 0
     first_round: int = 0
 

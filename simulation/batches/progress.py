@@ -67,7 +67,7 @@ class _FamilyState:
         return self.num_made + self.num_runs - self.num_missing
 
     def handle(self, event: Event) -> None:
-        match event.step:
+        match event.stage:
             case RunStage.TRAINS:
                 num_new = event.num_rounds - event.first_round + 1
                 if self.num_missing == self.num_runs:

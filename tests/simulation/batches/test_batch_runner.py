@@ -361,7 +361,7 @@ def test_processes_send_their_events(monkeypatch: pytest.MonkeyPatch) -> None:
     families: list[Any] = [Doomed()] * 2
     sent = [event for some in workers.run_in_workers(families, 1) for event in some]
     assert sorted(number for number, _ in sent) == [0, 1]
-    assert {event.step for _, event in sent} == {RunStage.ROUND}
+    assert {event.stage for _, event in sent} == {RunStage.ROUND}
 
 
 def test_a_row_that_follows_is_tuned_after_its_leader(
