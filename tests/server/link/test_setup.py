@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import stat
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from typer.testing import CliRunner
 
 from knnper.cli.federation import federation
 from knnper.errors import ConfigError
-from knnper.server.settings import ServerSettings, read_server
+from knnper.server.settings import read_server
 from knnper.transport.credentials import (
     authority_problem,
     expiry_problem,
@@ -186,20 +185,3 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_server(file)
     assert [one.place for one in caught.value.problems] == ["tls", "listen", "control"]
-
-
-def test_the_page_has_every_setting_with_its_default() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text()
-    table = page.partition("## The server's file")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1:3] for line in table.splitlines() if "| `" in line]
-    told = {
-        key.strip(" `"): default.strip(" `")
-        for keys, default in rows
-        for key in keys.split(",")
-    }
-    others = {"tls": "*required*", "runs": "state/runs", "max_upload_mb": "none"}
-    others |= {"own_code": "nothing", "pretrained": "nothing"}
-    assert told == {
-        one.name: others.get(one.name, str(one.default).lower())
-        for one in dataclasses.fields(ServerSettings)
-    } | {"insecure": "false"}
