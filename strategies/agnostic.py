@@ -37,6 +37,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError, Problem
@@ -122,6 +123,7 @@ class Agnostic(FedAvg):
         self._by_label = settings.domain == "label"
         self._num_kinds = task.spec.num_classes if self._by_label else 1
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> AgnosticState:
         group_of = dict.fromkeys(clients, 0)
         if not self._by_label:
@@ -135,12 +137,14 @@ class Agnostic(FedAvg):
             typical_loss=0.0,
         )
 
+    @override
     def broadcast(
         self, state: AgnosticState, client_id: str, rng: RandomKey
     ) -> AgnosticPayload:
         factors = state.factors[0] if self._by_label else None
         return AgnosticPayload(state.weights, factors)
 
+    @override
     def local_update(
         self, payload: AgnosticPayload, data: ClientData, rate: float, rng: RandomKey
     ) -> AgnosticUpdate:
@@ -156,6 +160,7 @@ class Agnostic(FedAvg):
         weights, loss = trained.weights, trained.train_loss
         return AgnosticUpdate(weights, len(data.train), loss, shares, losses)
 
+    @override
     def aggregate(
         self, state: AgnosticState, updates: Updates[AgnosticUpdate]
     ) -> AgnosticState:
@@ -183,6 +188,7 @@ class Agnostic(FedAvg):
             moved, losses, counts, self.settings.domain_learning_rate
         )
 
+    @override
     def update_problem(
         self, payload: AgnosticPayload, update: AgnosticUpdate
     ) -> str | None:
@@ -190,6 +196,7 @@ class Agnostic(FedAvg):
         return wrong_shape(update, shares=size, losses=size)
 
     @staticmethod
+    @override
     def check(settings: AgnosticSettings, experiment: Experiment) -> Sequence[Problem]:
         messages, groups = list[str](), settings.groups
         if groups and settings.domain == "label":

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -129,6 +130,7 @@ class Apfl(Method):
 
     settings: ApflSettings
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -153,6 +155,7 @@ class Apfl(Method):
         )
         return personal.state(), trained.update(len(data.train))
 
+    @override
     def personalize(
         self,
         payload: ModelPayload,

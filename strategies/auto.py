@@ -28,6 +28,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field, PlainValidator
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.datastore.class_prior import ClassPriorSettings
@@ -177,6 +178,7 @@ class Auto(Personalizer):
         ]
 
     @staticmethod
+    @override
     def check(settings: AutoSettings, experiment: Experiment) -> Sequence[Problem]:
         checks = [
             CANDIDATES[candidate.name].check(candidate.settings, experiment)
@@ -184,6 +186,7 @@ class Auto(Personalizer):
         ]
         return [problem for problems in checks for problem in problems]
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:

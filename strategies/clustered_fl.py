@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -102,12 +103,15 @@ class ClusteredFL(ClusterMethod):
 
     settings: ClusteredFLSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> ClustersState:
         return ClustersState((self.task.initial_weights,), {})
 
+    @override
     def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
         return (data.validation if len(data.validation) else data.train,)
 
+    @override
     def broadcast(
         self, state: ClustersState, client_id: str, rng: RandomKey
     ) -> ClusterModels:
@@ -119,6 +123,7 @@ class ClusteredFL(ClusterMethod):
         largest = max(numbers, key=lambda number: sizes[number])
         return ClusterModels(state.models, numbers, largest)
 
+    @override
     def aggregate(
         self, state: ClustersState, updates: Updates[ClusterUpdate]
     ) -> ClustersState:

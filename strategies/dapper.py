@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
@@ -105,10 +106,12 @@ class Dapper(Personalizer):
         self.state_type = extended(kinds[0], "DapperState", "rounds_made", int)
         self.payload_type = extended(kinds[1], "DapperPayload", "sample", Sample | None)
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> Record:
         state = self.method.init(clients, rng)
         return with_field(self.state_type, state, rounds_made=0)
 
+    @override
     def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Record:
         payload = self.method.broadcast(state, client_id, rng)
         sample = None
@@ -117,10 +120,12 @@ class Dapper(Personalizer):
             sample = draw_sample(self.task, most, rng.child("sample"))
         return with_field(self.payload_type, payload, sample=sample)
 
+    @override
     def aggregate(self, state: Any, updates: Updates[Any]) -> Record:
         after = self.method.aggregate(state, updates)
         return with_field(self.state_type, after, rounds_made=state.rounds_made + 1)
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
@@ -170,6 +175,7 @@ class Dapper(Personalizer):
         return replace(base, weights=weights, chosen=chosen, trained_alone=None)
 
     @staticmethod
+    @override
     def check(settings: DapperSettings, experiment: Experiment) -> Sequence[Problem]:
         if not isinstance(experiment.data.settings, SitesSettings):
             return ()

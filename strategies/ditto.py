@@ -31,6 +31,7 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -94,6 +95,7 @@ class Ditto(Method):
     def _pulled_to(self, center: Tensor, weight: float, rate: float) -> GradientHook:
         return pull(center, weight, rate, self.task.training.weight_decay)
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -117,6 +119,7 @@ class Ditto(Method):
         )
         return DittoClientState(personal), update
 
+    @override
     def personalize(
         self,
         payload: ModelPayload,

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.seeding import RandomKey
@@ -83,6 +84,7 @@ class FedMTL(Method):
         """Return further arguments of `local_sgd` in a round."""
         return {"gradient_hook": self._pulled_to(payload.weights, rate)}
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -97,6 +99,7 @@ class FedMTL(Method):
         trained = local_sgd(self.task, start, data.train, rate, rng, **options)
         return ModelState(trained.weights), trained.update(len(data.train))
 
+    @override
     def personalize(
         self,
         payload: ModelPayload,

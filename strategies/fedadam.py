@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, ProperFraction, Settings
@@ -115,12 +116,14 @@ class FedAdam(FedAvg):
 
     settings: FedAdamSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> MomentState:
         momentum = torch.zeros(self.task.model.num_parameters)
         # The smallest v that Algorithm 2 allows at the start.
         second_moment = torch.full_like(momentum, self.settings.adaptivity**2)
         return MomentState(self.task.initial_weights, momentum, second_moment)
 
+    @override
     def aggregate(
         self, state: MomentState, updates: Updates[ModelUpdate]
     ) -> MomentState:
@@ -148,6 +151,7 @@ class FedYogi(FedAdam):
 
     settings: FedYogiSettings
 
+    @override
     def next_second(self, v: Tensor, squared_delta: Tensor) -> Tensor:
         beta_2 = self.settings.second_moment_decay
         return v - (1 - beta_2) * squared_delta * (v - squared_delta).sign()
@@ -164,11 +168,13 @@ class FedAdagrad(FedAvg):
 
     settings: FedAdagradSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> FedAdagradState:
         num_parameters = self.task.model.num_parameters
         least = torch.full((num_parameters,), self.settings.adaptivity**2)
         return FedAdagradState(self.task.initial_weights, least)
 
+    @override
     def aggregate(
         self, state: FedAdagradState, updates: Updates[ModelUpdate]
     ) -> FedAdagradState:

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -106,6 +107,7 @@ class FedALA(Method):
         self._adaptive = last_layers(task.model, settings.num_adaptive_layers)
         self._adaptive[task.model.num_parameters :] = False
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -123,6 +125,7 @@ class FedALA(Method):
         new_state = FedALAClientState(trained.weights[self._adaptive], aggregation)
         return new_state, trained.update(len(data.train))
 
+    @override
     def personalize(
         self,
         payload: ModelPayload,

@@ -37,6 +37,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
@@ -99,6 +100,7 @@ class FedAS(PartlyShared):
     def __init__(self, task: Task, settings: FedASSettings) -> None:
         super().__init__(task, settings, ~task.head_mask, settings.unseen_epochs)
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -170,6 +172,7 @@ class FedAS(PartlyShared):
         )
         return sum(traces)
 
+    @override
     def aggregate(self, state: ModelState, updates: Updates[FedASUpdate]) -> ModelState:
         mean, by_size = RunningMean(), self.settings.client_weights == "size"
         for _, update in updates:
@@ -178,6 +181,7 @@ class FedAS(PartlyShared):
             mean.add(update.shared, weight)
         return ModelState(state.weights.masked_scatter(self.shared, mean.result()))
 
+    @override
     def personalize(
         self,
         payload: ModelPayload,
@@ -189,6 +193,7 @@ class FedAS(PartlyShared):
             return ModelPredictor(self.task, client_state.weights)
         return super().personalize(payload, None, data, rng)
 
+    @override
     def update_problem(self, payload: ModelPayload, update: FedASUpdate) -> str | None:
         if not 0 <= update.fisher < math.inf:
             return f"fisher: expected a finite number from 0, found {update.fisher}"

@@ -38,6 +38,7 @@ import faiss
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.datastore.index import use_one_thread
@@ -225,6 +226,7 @@ class FedAttn(Method):
         self._embedding_dim = task.model.module.embedding_dim
         self._num_warm_up = round(settings.warm_up_fraction * task.training.num_rounds)
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> FedAttnState:
         embedding_dim, num_biases = self._embedding_dim, int(self._where.sum())
         attention = new_attention(
@@ -237,6 +239,7 @@ class FedAttn(Method):
         known = KnownClients((), nothing)
         return FedAttnState(self.task.initial_weights, attention, known, num_rounds=0)
 
+    @override
     def broadcast(
         self, state: FedAttnState, client_id: str, rng: RandomKey
     ) -> FedAttnPayload:
@@ -250,6 +253,7 @@ class FedAttn(Method):
             return FedAttnPayload(weights, biases, state.attention, state.known.memory)
         return FedAttnPayload(weights, biases)
 
+    @override
     def client_update(
         self,
         payload: FedAttnPayload,
@@ -269,6 +273,7 @@ class FedAttn(Method):
         mean = self._representation(weights, examples) if is_personal else None
         return NoState(), FedAttnUpdate(weights, len(examples), loss, mean)
 
+    @override
     def personalize(
         self,
         payload: FedAttnPayload,
@@ -290,6 +295,7 @@ class FedAttn(Method):
             weights = weights.masked_scatter(self._where, biases)
         return ModelPredictor(self.task, weights)
 
+    @override
     def update_problem(
         self, payload: FedAttnPayload, update: FedAttnUpdate
     ) -> str | None:
@@ -306,6 +312,7 @@ class FedAttn(Method):
             state.known.memory, representation, self.settings.num_neighbors
         )
 
+    @override
     def aggregate(
         self, state: FedAttnState, updates: Updates[FedAttnUpdate]
     ) -> FedAttnState:

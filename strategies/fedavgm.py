@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, ProperFraction, Settings
@@ -61,10 +62,12 @@ class FedAvgM(FedAvg):
 
     settings: FedAvgMSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> FedAvgMState:
         momentum = torch.zeros(self.task.model.num_parameters)
         return FedAvgMState(self.task.initial_weights, momentum)
 
+    @override
     def aggregate(
         self, state: FedAvgMState, updates: Updates[ModelUpdate]
     ) -> FedAvgMState:

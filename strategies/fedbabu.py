@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -73,11 +74,13 @@ class FedBABU(PartlyShared):
         body, epochs = ~task.head_mask, settings.fine_tuning_epochs
         super().__init__(task, settings, body, epochs)
 
+    @override
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:
         return local_sgd(self.task, weights, examples, rate, rng, trainable=self.shared)
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -89,6 +92,7 @@ class FedBABU(PartlyShared):
         _, update = super().client_update(payload, None, data, server_round, rng)
         return NoState(), update
 
+    @override
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:

@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem, RunError
@@ -487,6 +488,7 @@ class FedBasis(Method):
     settings: FedBasisSettings
 
     @staticmethod
+    @override
     def check(settings: FedBasisSettings, experiment: Experiment) -> Sequence[Problem]:
         buffered = isinstance(experiment.training.timing, BufferedTiming)
         if not buffered or settings.num_models == 1 or not settings.warm_start_fraction:
@@ -497,6 +499,7 @@ class FedBasis(Method):
         )
         return (Problem("training.timing", message),)
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> BasesState:
         seed = rng.child("clusters").entropy(num_bytes=6)
         if num_warm_rounds(self.task, self.settings) > 0:
@@ -514,9 +517,11 @@ class FedBasis(Method):
         fresh = [self.task.fresh_weights(rng.child("basis", k)) for k in others]
         return BasesState((self.task.initial_weights, *fresh), 0, seed)
 
+    @override
     def broadcast(self, state: BasesState, client_id: str, rng: RandomKey) -> Bases:
         return Bases(state.models)
 
+    @override
     def local_update(
         self, payload: Bases, data: ClientData, rate: float, rng: RandomKey
     ) -> BasesUpdate:
@@ -525,6 +530,7 @@ class FedBasis(Method):
         )
         return update
 
+    @override
     def personalize(
         self, payload: Bases, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
@@ -542,9 +548,11 @@ class FedBasis(Method):
 
         return on_both_splits(data, served)
 
+    @override
     def update_problem(self, payload: Bases, update: BasesUpdate) -> str | None:
         return unlike_sent(payload, update, "models")
 
+    @override
     def aggregate(self, state: BasesState, updates: Updates[BasesUpdate]) -> BasesState:
         num_rounds, num_bases = state.num_rounds + 1, self.settings.num_bases
         has_bases = len(state.models) == self.settings.num_models

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
@@ -134,9 +135,11 @@ class FedDBE(Method):
             )
             raise ConfigError([Problem("method.name", message)])
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelAndMean:
         return ModelAndMean(self.task.initial_weights)
 
+    @override
     def client_update(
         self,
         payload: ModelAndMean,
@@ -174,6 +177,7 @@ class FedDBE(Method):
             self.task.model.device,
         )
 
+    @override
     def aggregate(
         self, state: ModelAndMean, updates: Updates[FedDBEUpdate]
     ) -> ModelAndMean:
@@ -186,6 +190,7 @@ class FedDBE(Method):
             consensus = means.result()
         return ModelAndMean(models.result(), consensus)
 
+    @override
     def personalize(
         self,
         payload: ModelAndMean,
@@ -220,6 +225,7 @@ class FedDBE(Method):
             return served(client_state.bias)
         return on_both_splits(data, train)
 
+    @override
     def update_problem(self, payload: ModelAndMean, update: FedDBEUpdate) -> str | None:
         if (update.mean is None) != (payload.consensus is not None):
             return "mean: expected one in the first round, and none later"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -95,11 +96,13 @@ class FedEM(Method):
 
     settings: FedEMSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> Components:
         others = range(1, self.settings.num_components)
         fresh = [self.task.fresh_weights(rng.child("component", m)) for m in others]
         return Components((self.task.initial_weights, *fresh))
 
+    @override
     def client_update(
         self,
         payload: Components,
@@ -123,6 +126,7 @@ class FedEM(Method):
         )
         return MixtureState(_mean_or(shares, prior)), update
 
+    @override
     def personalize(
         self,
         payload: Components,
@@ -154,12 +158,14 @@ class FedEM(Method):
             return torch.full((count,), 1 / count)
         return client_state.mixture_weights
 
+    @override
     def aggregate(
         self, state: Components, updates: Updates[ComponentsUpdate]
     ) -> Components:
         weighted = ((update.components, update.num_examples) for _, update in updates)
         return Components(average_each(weighted))
 
+    @override
     def update_problem(
         self, payload: Components, update: ComponentsUpdate
     ) -> str | None:

@@ -44,6 +44,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError, Problem
@@ -155,18 +156,21 @@ class FedPAC(Method):
             raise ConfigError([Problem("method.name", message)])
         self._shape = task.spec.num_classes, task.model.module.embedding_dim
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> FedPACState:
         nothing = torch.zeros(self._shape)
         return FedPACState(
             self.task.initial_weights, nothing, nothing[:, 0].clone(), {}
         )
 
+    @override
     def broadcast(
         self, state: FedPACState, client_id: str, rng: RandomKey
     ) -> FedPACPayload:
         head = state.heads.get(client_id)
         return FedPACPayload(state.weights, state.centroids, state.known, head)
 
+    @override
     def client_update(
         self,
         payload: FedPACPayload,
@@ -227,6 +231,7 @@ class FedPAC(Method):
             ),
         )
 
+    @override
     def personalize(
         self,
         payload: FedPACPayload,
@@ -246,6 +251,7 @@ class FedPAC(Method):
 
         return on_both_splits(data, train)
 
+    @override
     def aggregate(
         self, state: FedPACState, updates: Updates[FedPACUpdate]
     ) -> FedPACState:
@@ -273,6 +279,7 @@ class FedPAC(Method):
             state.heads | dict(zip(replies, heads.unbind(), strict=True)),
         )
 
+    @override
     def update_problem(
         self, payload: FedPACPayload, update: FedPACUpdate
     ) -> str | None:
@@ -286,6 +293,7 @@ class FedPAC(Method):
             mean=self._shape,
         )
 
+    @override
     def started_from(
         self, payload: FedPACPayload, update: FedPACUpdate
     ) -> Mapping[str, Tensor]:

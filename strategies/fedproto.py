@@ -35,6 +35,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
@@ -124,6 +125,7 @@ class FedProto(Method):
     settings: FedProtoSettings
 
     @staticmethod
+    @override
     def check(settings: FedProtoSettings, experiment: Experiment) -> Sequence[Problem]:
         timing = experiment.training.timing
         if not isinstance(timing, BufferedTiming) or (
@@ -138,6 +140,7 @@ class FedProto(Method):
         )
         return (Problem("training.timing", message),)
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> GlobalPrototypes:
         num_classes, size = self._shape
         return GlobalPrototypes(
@@ -148,6 +151,7 @@ class FedProto(Method):
     def _shape(self) -> tuple[int, int]:
         return self.task.spec.num_classes, self.task.model.module.embedding_dim
 
+    @override
     def client_update(
         self,
         payload: GlobalPrototypes,
@@ -184,6 +188,7 @@ class FedProto(Method):
         rate = self.task.training.learning_rate_at(server_round)
         return local_sgd(self.task, weights, examples, rate, rng, objective=losses)
 
+    @override
     def aggregate(
         self, state: GlobalPrototypes, updates: Updates[FedProtoUpdate]
     ) -> GlobalPrototypes:
@@ -202,6 +207,7 @@ class FedProto(Method):
             torch.maximum(state.known, present.float()),
         )
 
+    @override
     def personalize(
         self,
         payload: GlobalPrototypes,
@@ -232,6 +238,7 @@ class FedProto(Method):
             return served(client_state.weights)
         return on_both_splits(data, train)
 
+    @override
     def update_problem(
         self, payload: GlobalPrototypes, update: FedProtoUpdate
     ) -> str | None:
@@ -241,6 +248,7 @@ class FedProto(Method):
             return f"shares: expected parts of 1, found {shares.tolist()}"
         return problem
 
+    @override
     def started_from(
         self, payload: GlobalPrototypes, update: FedProtoUpdate
     ) -> Mapping[str, Tensor]:

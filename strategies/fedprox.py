@@ -18,6 +18,7 @@ Departures from the paper:
 from dataclasses import dataclass
 
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import Examples
 from knnper.seeding import RandomKey
@@ -48,6 +49,7 @@ class FedProx(FedAvg):
 
     settings: FedProxSettings
 
+    @override
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:

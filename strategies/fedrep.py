@@ -21,6 +21,7 @@ Departures from the paper:
 from dataclasses import dataclass
 
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -127,6 +128,7 @@ class FedRep(PartlyShared):
         self._head = task.head_mask
         super().__init__(task, settings, ~self._head, settings.unseen_epochs)
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -146,6 +148,7 @@ class FedRep(PartlyShared):
         )
         return self.split(trained, len(data.train))
 
+    @override
     def personalize(
         self,
         payload: ModelPayload,

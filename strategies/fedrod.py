@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.embedding_model import EmbeddingModel
@@ -97,6 +98,7 @@ class FedRoD(Method):
         self._personal_head = FlatModel(HeadModel(module), task.model.device)
         self._personal_head.module.eval()
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -133,6 +135,7 @@ class FedRoD(Method):
         )
         return PersonalPart(personal_head.read()), trained.update(len(data.train))
 
+    @override
     def personalize(
         self,
         payload: ModelPayload,

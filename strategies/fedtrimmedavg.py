@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
+from typing_extensions import override
 
 from knnper.settings import Settings
 from knnper.strategies.core.averaging import Updates, hold, median, trimmed_mean
@@ -34,6 +35,7 @@ class FedMedian(FedAvg):
     source = "Yin et al. 2018, Algorithm 1, Option I"
     holds_all_updates = True
 
+    @override
     def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         return ModelState(median(hold(updates)))
 
@@ -61,6 +63,7 @@ class FedTrimmedAvg(FedAvg):
 
     settings: FedTrimmedAvgSettings
 
+    @override
     def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         held = hold(updates)
         num_trimmed = trimmed_at_each_end(self.settings.trimmed_fraction, len(held))

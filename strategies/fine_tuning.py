@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
@@ -55,6 +56,7 @@ class FineTuning(Personalizer):
         """Return the mask of the weights to train, (num_weights,); None is all."""
         return None
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
@@ -116,6 +118,7 @@ class LinearProbe(FineTuning):
 
     settings: LinearProbeSettings
 
+    @override
     def trained_weights(self, task: Task) -> Tensor:
         return task.head_mask
 

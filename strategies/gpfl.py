@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
@@ -145,6 +146,7 @@ class GPFL(PartlyShared):
     def _size(self) -> int:
         return self.task.model.module.embedding_dim
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelAndGuidance:
         drawn, _ = self._new_guidance(rng.child("guidance"))
         return ModelAndGuidance(self.task.initial_weights, drawn.read())
@@ -156,6 +158,7 @@ class GPFL(PartlyShared):
         counts = torch.bincount(labels, minlength=len(classes)).to(classes)
         return classes, counts @ classes / counts.sum().clamp_min(1)
 
+    @override
     def client_update(
         self,
         payload: ModelAndGuidance,
@@ -195,6 +198,7 @@ class GPFL(PartlyShared):
         new_state, update = self.split(trained, len(data.train))
         return new_state, GPFLUpdate(**vars(update), guidance=self._flat.read())
 
+    @override
     def aggregate(
         self, state: ModelAndGuidance, updates: Updates[GPFLUpdate]
     ) -> ModelAndGuidance:
@@ -205,6 +209,7 @@ class GPFL(PartlyShared):
         weights = state.weights.masked_scatter(self.shared, bodies.result())
         return ModelAndGuidance(weights, guidances.result())
 
+    @override
     def personalize(
         self,
         payload: ModelAndGuidance,
@@ -252,12 +257,14 @@ class GPFL(PartlyShared):
             return predictor_with(self.joined(payload.weights, part), data.train)
         return on_both_splits(data, train)
 
+    @override
     def update_problem(
         self, payload: ModelAndGuidance, update: GPFLUpdate
     ) -> str | None:
         problem = super().update_problem(payload, update)
         return problem or wrong_shape(update, guidance=tuple(payload.guidance.shape))
 
+    @override
     def started_from(
         self, payload: ModelAndGuidance, update: GPFLUpdate
     ) -> Mapping[str, Tensor]:

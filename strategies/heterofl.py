@@ -39,6 +39,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.embedding_model import EmbeddingModel
@@ -161,6 +162,7 @@ class HeteroFL(Method):
         self._part(smallest)  # fails now, not in a round, if it cannot be built
 
     @staticmethod
+    @override
     def check(settings: HeteroFLSettings, experiment: Experiment) -> Sequence[Problem]:
         devices = experiment.training.devices
         if settings.assignment == "speed" and (devices is None or devices.trace):
@@ -178,6 +180,7 @@ class HeteroFL(Method):
             return (Problem("method.mask_labels", message),)
         return ()
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelState:
         named = self.settings.client_widths
         if named and not named.keys() & {*clients}:
@@ -207,16 +210,20 @@ class HeteroFL(Method):
         place = bisect.bisect_right(ends, rank * ends[-1])
         return ordered[min(place, len(ordered) - 1)][0]
 
+    @override
     def num_weights(self, client_id: str) -> int:
         return len(self._part(self.width(client_id)).places)
 
+    @override
     def work(self, client_id: str) -> float:
         return self._part(self.width(client_id)).work
 
+    @override
     def broadcast(self, state: ModelState, client_id: str, rng: RandomKey) -> SubModel:
         width = self.width(client_id)
         return SubModel(state.weights[self._part(width).places], width)
 
+    @override
     def local_update(
         self, payload: SubModel, data: ClientData, rate: float, rng: RandomKey
     ) -> ModelUpdate:
@@ -239,6 +246,7 @@ class HeteroFL(Method):
         trained = local_sgd(part.task, payload.weights, examples, rate, rng, **masks)
         return trained.update(len(examples))
 
+    @override
     def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         sums = torch.zeros(len(state.weights), dtype=torch.float64)
         totals = torch.zeros_like(sums)
@@ -256,11 +264,13 @@ class HeteroFL(Method):
         means = (sums / totals.where(totals > 0, 1.0)).float()
         return ModelState(means.where(totals > 0, state.weights))
 
+    @override
     def personalize(
         self, payload: SubModel, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         return ModelPredictor(self._part(payload.width).task, payload.weights)
 
+    @override
     def update_problem(self, payload: SubModel, update: ModelUpdate) -> str | None:
         return wrong_shape(update, weights=tuple(payload.weights.shape))
 

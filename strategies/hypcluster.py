@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -65,6 +66,7 @@ class ClusterMethod(Method, ABC):
     def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
         """Return the client's examples on which the models are compared."""
 
+    @override
     def local_update(
         self, payload: ClusterModels, data: ClientData, rate: float, rng: RandomKey
     ) -> ClusterUpdate:
@@ -73,6 +75,7 @@ class ClusterMethod(Method, ABC):
         number, count = payload.numbers[best], len(data.train)
         return ClusterUpdate(trained.weights, count, trained.train_loss, number)
 
+    @override
     def personalize(
         self,
         payload: ClusterModels,
@@ -84,6 +87,7 @@ class ClusterMethod(Method, ABC):
         chosen = {"cluster": float(payload.numbers[best])}
         return ModelPredictor(self.task, payload.models[best], chosen)
 
+    @override
     def update_problem(
         self, payload: ClusterModels, update: ClusterUpdate
     ) -> str | None:
@@ -92,6 +96,7 @@ class ClusterMethod(Method, ABC):
             return f"cluster: expected one of {known}, found {update.cluster}"
         return wrong_shape(update, weights=tuple(payload.models[0].shape))
 
+    @override
     def started_from(
         self, payload: ClusterModels, update: ClusterUpdate
     ) -> dict[str, Tensor]:
@@ -151,6 +156,7 @@ class HypCluster(ClusterMethod):
 
     settings: HypClusterSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> HypClusterState:
         places = rng.child("deal").numpy().permutation(len(clients)).tolist()
         deal = {
@@ -159,15 +165,18 @@ class HypCluster(ClusterMethod):
         }
         return HypClusterState((self.task.initial_weights,), 0, deal)
 
+    @override
     def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
         return (data.train,) if is_training else (data.train, data.validation)
 
+    @override
     def broadcast(
         self, state: HypClusterState, client_id: str, rng: RandomKey
     ) -> ClusterModels:
         numbers = tuple(range(len(state.centers)))
         return ClusterModels(state.centers, numbers, state.largest)
 
+    @override
     def aggregate(
         self, state: HypClusterState, updates: Updates[ClusterUpdate]
     ) -> HypClusterState:

@@ -27,6 +27,8 @@ representation, and the method `knn_per` is FedAvg with it.
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from knnper.data.examples import ClientData
 from knnper.datastore.class_prior import require_class_shares
 from knnper.datastore.examples import NewExamples, StoreSpec
@@ -61,6 +63,7 @@ class KnnMemory(Personalizer):
         require_settings(settings.store, spec, task.model.module.embedding_dim)
         require_class_shares(settings.class_prior, spec.num_classes)
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.datastore.memory import PAPER_KNN_WEIGHTS, CriterionName, KnnWeights
@@ -58,6 +59,7 @@ class Prototypes(Personalizer):
 
     settings: PrototypeSettings
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:

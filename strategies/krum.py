@@ -39,6 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeInt, PositiveInt, Settings
@@ -77,10 +78,12 @@ class Krum(FedAvg):
 
     settings: KrumSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelState:
         self.require_enough(len(clients))
         return ModelState(self.task.initial_weights)
 
+    @override
     def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         held = hold(updates)
         self.require_enough(len(held))
@@ -120,11 +123,13 @@ class MultiKrum(Krum):
 
     settings: MultiKrumSettings
 
+    @override
     def require_enough(self, num_clients: int) -> None:
         super().require_enough(num_clients)
         least = self.settings.num_selected or 0
         require(least, num_clients, f"method.num_selected is {least}")
 
+    @override
     def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
         num_malicious = self.settings.num_malicious
         num_selected = self.settings.num_selected or len(held) - num_malicious
@@ -155,10 +160,12 @@ class Bulyan(Krum):
 
     settings: BulyanSettings
 
+    @override
     def require_enough(self, num_clients: int) -> None:
         f = self.settings.num_malicious
         require(4 * f + 3, num_clients, f"4 f + 3 with f = {f}")
 
+    @override
     def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
         num_malicious = self.settings.num_malicious
         selected = iterated_krum(squared_distances(held), num_malicious)

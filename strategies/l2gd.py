@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, ProperFraction
@@ -80,10 +81,12 @@ class L2GD(FedMTL):
 
     settings: L2GDSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> L2GDState:
         seed = rng.child("coins").entropy(num_bytes=6)
         return L2GDState(self.task.initial_weights, seed)
 
+    @override
     def training_options(
         self, payload: L2GDState, rate: float, server_round: int
     ) -> dict[str, Any]:
@@ -95,6 +98,7 @@ class L2GD(FedMTL):
         )
         return {"local_step": step}
 
+    @override
     def aggregate(self, state: L2GDState, updates: Updates[ModelUpdate]) -> L2GDState:
         return replace(state, weights=average_weights(updates).weights)
 

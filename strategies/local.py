@@ -9,6 +9,8 @@ since the paper retrains its models on both.
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from typing_extensions import override
+
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
@@ -51,6 +53,7 @@ class Local(Method):
         super().__init__(task, settings)
         self.num_rounds = 0
 
+    @override
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
@@ -66,6 +69,7 @@ class Local(Method):
 
         return on_both_splits(data, train)
 
+    @override
     def client_update(self, *arguments: Any, **named: Any) -> NoReturn:
         raise RunError(
             "Local has no rounds of training: clients train in `personalize` only; "

@@ -45,6 +45,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
@@ -159,6 +160,7 @@ class Mapper(Method):
         ]
         return best_pair(self.task, central, pairs, data)
 
+    @override
     def client_update(
         self,
         payload: ModelPayload,
@@ -180,6 +182,7 @@ class Mapper(Method):
         trained = local_sgd(self.task, central, examples, rate, rng, objective=eq_12)
         return NoState(), trained.update(len(examples))
 
+    @override
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> MixturePredictor:
@@ -213,6 +216,7 @@ class TwoStageMapper(Personalizer):
         mixture = interpolated(base.task, base.weights, pair)
         return replace(mixture, chosen={**base.chosen, **mixture.chosen})
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> MixturePredictor:

@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
@@ -98,12 +99,14 @@ class PerFedAvg(Method):
 
     settings: PerFedAvgSettings
 
+    @override
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:
         step = meta_step(self.settings)
         return local_sgd(self.task, weights, examples, rate, rng, local_step=step)
 
+    @override
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
@@ -119,6 +122,7 @@ class PerFedAvg(Method):
         )
 
     @staticmethod
+    @override
     def check(settings: PerFedAvgSettings, experiment: Experiment) -> Sequence[Problem]:
         precision = experiment.training.precision
         if settings.variant == "first_order" or precision == "float32":

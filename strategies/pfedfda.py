@@ -40,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError, Problem
@@ -141,6 +142,7 @@ class SharedBodyPredictor(ModelPredictor):
 
     shared: Tensor  # the other model, shape (num_weights,)
 
+    @override
     def embed(self, images: Tensor) -> Tensor:
         return self.task.embed(self.shared, images)
 
@@ -182,6 +184,7 @@ class PFedFDA(PartlyShared):
             raise ConfigError([Problem("method.name", message)])
         self._names = [entry.name for entry in entries]
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelAndGaussians:
         drawn = rng.child("means").numpy().random(self._shape, dtype=np.float32)
         features = Gaussians(torch.from_numpy(drawn), torch.eye(self._shape[1]))
@@ -203,6 +206,7 @@ class PFedFDA(PartlyShared):
         counts = torch.bincount(labels, minlength=num_classes).double()
         return ((counts / len(labels) + PRIOR) / (1 + num_classes * PRIOR)).log()
 
+    @override
     def client_update(
         self,
         payload: ModelAndGaussians,
@@ -295,6 +299,7 @@ class PFedFDA(PartlyShared):
         )
         return float(optimum.x[0]), float(optimum.x[-1])
 
+    @override
     def aggregate(
         self, state: ModelAndGaussians, updates: Updates[PFedFDAUpdate]
     ) -> ModelAndGaussians:
@@ -306,6 +311,7 @@ class PFedFDA(PartlyShared):
         weights = state.weights.masked_scatter(self.shared, bodies.result())
         return self._with_head(weights, Gaussians(means.result(), covariances.result()))
 
+    @override
     def personalize(
         self,
         payload: ModelAndGaussians,
@@ -338,6 +344,7 @@ class PFedFDA(PartlyShared):
         both = served(data.train, data.validation)
         return replace(both, trained_alone=lambda: served(data.train))
 
+    @override
     def update_problem(
         self, payload: ModelAndGaussians, update: PFedFDAUpdate
     ) -> str | None:

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.embedding_model import EmbeddingModel
@@ -437,9 +438,11 @@ class PFedGP(Method):
         )
         self._num_classes, self._of_network = task.spec.num_classes, ~task.head_mask
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> SharedNetwork:
         return SharedNetwork(self.task.initial_weights)
 
+    @override
     def local_update(
         self, payload: SharedNetwork, data: ClientData, rate: float, rng: RandomKey
     ) -> ModelUpdate:
@@ -465,6 +468,7 @@ class PFedGP(Method):
         )
         return trained.update(len(data.train))
 
+    @override
     def personalize(
         self,
         payload: SharedNetwork,
@@ -497,20 +501,24 @@ class PFedGP(Method):
         alone = (lambda: fitted(of_train, train.labels)) if len(held_out) else None
         return replace(served, trained_alone=alone)
 
+    @override
     def aggregate(
         self, state: SharedNetwork, updates: Updates[ModelUpdate]
     ) -> SharedNetwork:
         return SharedNetwork(average_weights(updates).weights)
 
+    @override
     def update_problem(self, payload: SharedNetwork, update: ModelUpdate) -> str | None:
         return wrong_shape(update, weights=(self.task.model.num_weights,))
 
+    @override
     def started_from(
         self, payload: SharedNetwork, update: ModelUpdate
     ) -> Mapping[str, Tensor]:
         return {"weights": payload.network}
 
     @staticmethod
+    @override
     def check(settings: PFedGPSettings, experiment: Experiment) -> Sequence[Problem]:
         if experiment.training.batch_size > 1:
             return ()

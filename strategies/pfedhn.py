@@ -34,6 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
@@ -199,6 +200,7 @@ class PFedHN(Method):
 
     settings: PFedHNSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> PFedHNState:
         num_parameters = self.task.model.num_parameters
         parameters, buffers = self.task.initial_weights.tensor_split([num_parameters])
@@ -212,6 +214,7 @@ class PFedHN(Method):
             embeddings = torch.randn(len(clients), self.settings.embedding_dim)
         return PFedHNState(tuple(clients), embeddings, network, buffers)
 
+    @override
     def personalize(
         self,
         payload: PFedHNPayload,
@@ -221,6 +224,7 @@ class PFedHN(Method):
     ) -> Predictor:
         return ModelPredictor(self.task, self._adapt(payload, data.train, rng))
 
+    @override
     def broadcast(
         self, state: PFedHNState, client_id: str, rng: RandomKey
     ) -> PFedHNPayload:
@@ -231,6 +235,7 @@ class PFedHN(Method):
         embedding = state.embeddings.mean(dim=0)
         return PFedHNPayload(_weights(network, embedding, buffers), embedding, network)
 
+    @override
     def aggregate(
         self, state: PFedHNState, updates: Updates[ModelUpdate]
     ) -> PFedHNState:

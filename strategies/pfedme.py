@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
@@ -95,12 +96,14 @@ class PFedMe(Method):
 
     settings: PFedMeSettings
 
+    @override
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:
         step = envelope_step(self.settings)
         return local_sgd(self.task, weights, examples, rate, rng, local_step=step)
 
+    @override
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
@@ -117,6 +120,7 @@ class PFedMe(Method):
             gradient_hook=pull(payload.weights, self.settings.prox_weight, rate, decay),
         )
 
+    @override
     def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         rate = self.settings.server_learning_rate
         num_parameters = self.task.model.num_parameters
@@ -125,6 +129,7 @@ class PFedMe(Method):
         return ModelState(torch.cat([(decayed + rate * mean).float(), buffers]))
 
     @staticmethod
+    @override
     def check(settings: PFedMeSettings, experiment: Experiment) -> Sequence[Problem]:
         product = settings.inner_learning_rate * settings.prox_weight
         if product < 2:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
@@ -85,9 +86,11 @@ class QFedAvg(FedAvg):
 
     settings: QFedAvgSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> QFedAvgState:
         return QFedAvgState(self.task.initial_weights, 0)
 
+    @override
     def local_update(
         self, payload: ModelPayload, data: ClientData, rate: float, rng: RandomKey
     ) -> QFedAvgUpdate:
@@ -96,6 +99,7 @@ class QFedAvg(FedAvg):
         num_examples = len(data.train)
         return QFedAvgUpdate(trained.weights, num_examples, trained.train_loss, loss)
 
+    @override
     def aggregate(
         self, state: QFedAvgState, updates: Updates[QFedAvgUpdate]
     ) -> QFedAvgState:
@@ -128,6 +132,7 @@ class QFedAvg(FedAvg):
         weights = torch.cat([stepped, mean_buffers.result()])
         return QFedAvgState(weights, this_round)
 
+    @override
     def update_problem(
         self, payload: ModelPayload, update: QFedAvgUpdate
     ) -> str | None:

@@ -26,6 +26,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.errors import Problem
@@ -105,15 +106,18 @@ class Scaffold(FedAvg):
 
     settings: ScaffoldSettings
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> ScaffoldState:
         control = torch.zeros(self.task.model.num_parameters)
         return ScaffoldState(self.task.initial_weights, control, len(clients))
 
+    @override
     def broadcast(
         self, state: ScaffoldState, client_id: str, rng: RandomKey
     ) -> ScaffoldPayload:
         return ScaffoldPayload(state.weights, state.control)
 
+    @override
     def client_update(
         self,
         payload: ScaffoldPayload,
@@ -142,6 +146,7 @@ class Scaffold(FedAvg):
         )
         return ScaffoldClientState(old + change), update
 
+    @override
     def aggregate(
         self, state: ScaffoldState, updates: Updates[ScaffoldUpdate]
     ) -> ScaffoldState:
@@ -163,12 +168,14 @@ class Scaffold(FedAvg):
         control = state.control.double() + fraction * changes.result_float64()
         return ScaffoldState(weights.float(), control.float(), state.num_clients)
 
+    @override
     def update_problem(
         self, payload: ScaffoldPayload, update: ScaffoldUpdate
     ) -> str | None:
         return wrong_shape(update, control_change=(self.task.model.num_parameters,))
 
     @staticmethod
+    @override
     def check(settings: ScaffoldSettings, experiment: Experiment) -> Sequence[Problem]:
         momentum = experiment.training.momentum
         message = (

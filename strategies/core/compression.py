@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.errors import CodecError
@@ -102,6 +103,7 @@ class TopK(Compressor):
     settings_type = TopKSettings
     settings: TopKSettings
 
+    @override
     def encode(self, values: Values, rng: RandomKey) -> bytes:
         count, magnitudes = self._count(len(values)), np.abs(values)
         least = np.partition(magnitudes, len(values) - count)[len(values) - count]
@@ -111,6 +113,7 @@ class TopK(Compressor):
         places = np.sort(np.concatenate([larger, equal])).astype("<i4")
         return _bytes(places, values[places].astype("<f4"))
 
+    @override
     def decode(self, code: bytes, size: int) -> Values:
         count = self._count(size)
         _require_bytes(code, 8 * count)
@@ -152,6 +155,7 @@ class Quantize(Compressor):
     settings_type = QuantizeSettings
     settings: QuantizeSettings
 
+    @override
     def encode(self, values: Values, rng: RandomKey) -> bytes:
         bits, most = self.settings.bits, self._most
         blocks = _blocks(values)
@@ -167,6 +171,7 @@ class Quantize(Compressor):
         packed = np.bitwise_or.reduce(rows << shifts, axis=1, dtype=np.uint8)
         return _bytes(scales, packed)
 
+    @override
     def decode(self, code: bytes, size: int) -> Values:
         bits, most = self.settings.bits, self._most
         scales, packed = _scales_and_rest(code, size, bits)
@@ -186,6 +191,7 @@ class Sign(Compressor):
     C(p) = ‖p‖₁ / d · sign(p), Karimireddy et al. 2019, section 5, of each 512 numbers.
     """
 
+    @override
     def encode(self, values: Values, rng: RandomKey) -> bytes:
         blocks = _blocks(values)
         counts = np.full(len(blocks), _BLOCK)
@@ -193,6 +199,7 @@ class Sign(Compressor):
         scales = (np.abs(blocks).sum(axis=1) / counts).astype("<f4")
         return _bytes(scales, np.packbits(values >= 0))
 
+    @override
     def decode(self, code: bytes, size: int) -> Values:
         scales, packed = _scales_and_rest(code, size, 1)
         signs = np.unpackbits(packed, count=size).astype(np.float32) * 2 - 1
@@ -280,6 +287,7 @@ class Compressed(Personalizer):
         if self._compressor.error_feedback:
             self.client_state_type = CompressedState
 
+    @override
     def client_update(
         self,
         payload: Any,
@@ -304,17 +312,20 @@ class Compressed(Personalizer):
         )
         return CompressedState(parts.structure, dict(parts.tensors), left_out), sent
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
         return self.method.personalize(payload, self._own(client_state), data, rng)
 
+    @override
     def bytes_up(self, client_id: str) -> int:
         num_buffers = len(self.task.model.buffers)
         count = self.num_weights(client_id) - num_buffers
         code = self._compressor.encode(np.zeros(count, np.float32), RandomKey(0))
         return len(code) + 4 * num_buffers
 
+    @override
     def decoded(self, payload: Any, update: CompressedUpdate) -> Any:
         """Decode the method's update; raise CodecError if it is invalid."""
         if not all(is_shape(list(shape)) for shape in update.shapes.values()):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import AfterValidator
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
@@ -348,12 +349,15 @@ class Personalizer(Method):
             setattr(self, name, getattr(method, name))
         self.personalizes_by_inference &= not self.trains
 
+    @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> Any:
         return self.method.init(clients, rng)
 
+    @override
     def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Any:
         return self.method.broadcast(state, client_id, rng)
 
+    @override
     def client_update(
         self,
         payload: Any,
@@ -365,20 +369,25 @@ class Personalizer(Method):
         update = self.method.client_update
         return update(payload, client_state, data, server_round, rng)
 
+    @override
     def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
         return self.method.aggregate(state, updates)
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
         return self.method.personalize(payload, client_state, data, rng)
 
+    @override
     def num_weights(self, client_id: str) -> int:
         return self.method.num_weights(client_id)
 
+    @override
     def work(self, client_id: str) -> float:
         return self.method.work(client_id)
 
+    @override
     def num_coordinates(self, tensor: Tensor) -> int:
         return self.method.num_coordinates(tensor)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from knnper.data.examples import ClientData
 from knnper.errors import ConfigError, Problem
@@ -81,6 +82,7 @@ class PartlyShared(Method):
         shared = trained.weights[self.shared]
         return personal, SharedUpdate(shared, num_examples, trained.train_loss)
 
+    @override
     def client_update(
         self,
         payload: Any,
@@ -94,12 +96,14 @@ class PartlyShared(Method):
         trained = self.train(weights, data.train, rate, rng)
         return self.split(trained, len(data.train))
 
+    @override
     def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
         mean = RunningMean()
         for _, update in updates:
             mean.add(update.shared, update.num_examples)
         return ModelState(state.weights.masked_scatter(self.shared, mean.result()))
 
+    @override
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
@@ -116,14 +120,17 @@ class PartlyShared(Method):
             trainable=self.personal,
         )
 
+    @override
     def num_coordinates(self, tensor: Tensor) -> int:
         if tensor.shape != (int(self.shared.sum()),):
             return super().num_coordinates(tensor)
         return int(self.shared[: self.task.model.num_parameters].sum())
 
+    @override
     def update_problem(self, payload: Any, update: Any) -> str | None:
         return wrong_shape(update, shared=(int(self.shared.sum()),))
 
+    @override
     def started_from(self, payload: Any, update: Any) -> Mapping[str, Tensor]:
         return {"shared": _taken(payload.weights, self.shared)}
 

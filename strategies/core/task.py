@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.normalization import require_tensor
@@ -461,11 +462,13 @@ class MixturePredictor(RepresentationPredictor):
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], MixturePredictor] | None" = None
 
+    @override
     def embed(self, images: Tensor) -> Tensor:
         """Return the components' representations side by side, shape (n, M p)."""
         parts = [self.task.embed(weights, images) for weights in self.components]
         return torch.cat(parts, dim=1)
 
+    @override
     def head(self, embeddings: Tensor) -> Tensor:
         """Return the mixture's probabilities (n, c) of representations (n, M p)."""
         parts = embeddings.tensor_split(len(self.components), dim=1)
@@ -487,10 +490,12 @@ class ModelPredictor(RepresentationPredictor):
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], ModelPredictor] | None" = None
 
+    @override
     def embed(self, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p)."""
         return self.task.embed(self.weights, images)
 
+    @override
     def head(self, embeddings: Tensor) -> Tensor:
         """Return the probabilities (n, c) of representations (n, p)."""
         return self.task.head(self.weights, embeddings)
@@ -507,6 +512,7 @@ class HeadPredictor(RepresentationPredictor):
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], HeadPredictor] | None" = None
 
+    @override
     def embed(self, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p)."""
         return self.task.embed(self.weights, images)
