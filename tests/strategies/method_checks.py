@@ -23,7 +23,7 @@ def problems_of(
     spec: type[Method], settings: Settings, training: TrainingSettings | None = None
 ) -> Sequence[Problem]:
     """Return what an entry finds in an experiment with these settings of its own."""
-    anything, own = Choice("any", Settings()), Choice("own", settings)
+    anything, choice = Choice("any", Settings()), Choice("own", settings)
     is_method = not issubclass(spec, Personalizer)
     experiment = Experiment(
         name="test",
@@ -31,8 +31,8 @@ def problems_of(
         partition=anything,
         model=anything,
         training=training or TrainingSettings(),
-        method=own if is_method else anything,
-        personalization=anything if is_method else own,
+        method=choice if is_method else anything,
+        personalization=anything if is_method else choice,
         run=RunSettings(),
     )
     return spec.check(settings, experiment)

@@ -47,13 +47,13 @@ def known(
 def test_a_client_by_hand() -> None:
     method = Agnostic(linear_task(learning_rate=1.0), BY_LABEL)
     payload = AgnosticPayload(torch.zeros(2), torch.tensor([3.0, 0.0]))
-    _, found = method.client_update(payload, None, white([0, 0, 1]), 1, KEY)
-    assert found.shares.tolist() == pytest.approx([2 / 3, 1 / 3])
-    assert found.losses.tolist() == pytest.approx([LN2, LN2])
+    _, update = method.client_update(payload, None, white([0, 0, 1]), 1, KEY)
+    assert update.shares.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert update.losses.tolist() == pytest.approx([LN2, LN2])
     # Factors (3, 3, 0) have a mean of 2: the examples weigh (1½, 1½, 0), and the mean
     # gradient is 2 · 1½ · (½ - 1) / 3 = -½.
-    assert found.weights.tolist() == pytest.approx([0.5, -0.5])
-    assert found.num_examples == 3
+    assert update.weights.tolist() == pytest.approx([0.5, -0.5])
+    assert update.num_examples == 3
 
 
 def test_two_rounds_of_the_server_by_hand() -> None:
@@ -159,9 +159,9 @@ def test_a_domain_without_weight_is_left_out() -> None:
 def test_labels_without_weight_are_not_trained_on() -> None:
     method = Agnostic(linear_task(learning_rate=1.0), BY_LABEL)
     payload = AgnosticPayload(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 2.0]))
-    _, found = method.client_update(payload, None, white([0, 0]), 1, KEY)
-    assert found.weights.tolist() == [1.0, -1.0]
-    assert found.losses.tolist() == pytest.approx([math.log(1 + math.exp(-2)), 0.0])
+    _, update = method.client_update(payload, None, white([0, 0]), 1, KEY)
+    assert update.weights.tolist() == [1.0, -1.0]
+    assert update.losses.tolist() == pytest.approx([math.log(1 + math.exp(-2)), 0.0])
 
 
 def test_an_update_of_no_kind_is_passed_over() -> None:

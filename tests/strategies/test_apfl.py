@@ -74,8 +74,8 @@ def test_the_mixing_weight_follows_its_gradient() -> None:
     expected = 0.5 - 0.5 * (1 - SIGMA_34)
     assert memory["a"].mixing_weight == pytest.approx(expected, abs=1e-6)
     # v steps by the α from before the step, ½: v ← ¼ + ½ (1 - σ(¾)).
-    own = 0.25 + 0.5 * (1 - SIGMA_34)
-    assert float(memory["a"].personal[0]) == pytest.approx(own, abs=1e-6)
+    personal = 0.25 + 0.5 * (1 - SIGMA_34)
+    assert float(memory["a"].personal[0]) == pytest.approx(personal, abs=1e-6)
 
 
 @pytest.mark.parametrize(("personal", "expected"), [(9.0, 1.0), (-9.0, 0.0)])
@@ -117,12 +117,16 @@ def test_buffers_are_collected_at_the_parameters_that_are_served(
     clients = {name: noisy(9, 0, seed=i) for i, name in enumerate("ab")}
     method = Apfl(task, ApflSettings(mixing_weight))
     state, memory = run_rounds(method, clients, num_rounds=2)
-    found = served(method, state, memory["a"], clients["a"]).weights
-    shared, own, cut = state.weights, memory["a"].personal, task.model.num_parameters
-    assert not torch.equal(own[cut:], shared[cut:])
-    assert torch.equal(found[cut:], (own if mixing_weight else shared)[cut:])
-    expected = mixed(shared[:cut], own[:cut], mixing_weight)
-    assert torch.equal(found[:cut], expected)
+    weights = served(method, state, memory["a"], clients["a"]).weights
+    shared, personal, cut = (
+        state.weights,
+        memory["a"].personal,
+        task.model.num_parameters,
+    )
+    assert not torch.equal(personal[cut:], shared[cut:])
+    assert torch.equal(weights[cut:], (personal if mixing_weight else shared)[cut:])
+    expected = mixed(shared[:cut], personal[:cut], mixing_weight)
+    assert torch.equal(weights[:cut], expected)
 
 
 def test_the_shared_model_is_fixed() -> None:
@@ -136,7 +140,7 @@ def test_the_shared_model_is_fixed() -> None:
 
 
 def test_the_mixture_is_exact_where_it_must_be() -> None:
-    one, other = torch.tensor([0.1, 1e-8, 3e7]), torch.tensor([0.3, 1.0, -3e7])
-    assert torch.equal(mixed(one, other, 1.0), other)
+    first, second = torch.tensor([0.1, 1e-8, 3e7]), torch.tensor([0.3, 1.0, -3e7])
+    assert torch.equal(mixed(first, second, 1.0), second)
     for share in (0.1, 0.3, 0.7, 0.9):
-        assert torch.equal(mixed(one, one, share), one)
+        assert torch.equal(mixed(first, first, share), first)

@@ -90,19 +90,19 @@ def test_one_candidate_is_that_personalisation(name: str) -> None:
     kind = CANDIDATES[name]
     settings = kind.settings_type()
     alone = served(kind(task, of_name("fedavg", task), settings), data)
-    found = served(auto(task, candidates=(Choice(name, settings),)), data)
-    assert torch.equal(found(QUERIES), alone(QUERIES))
-    assert found.describe() == alone.describe()
+    predictor = served(auto(task, candidates=(Choice(name, settings),)), data)
+    assert torch.equal(predictor(QUERIES), alone(QUERIES))
+    assert predictor.describe() == alone.describe()
 
 
 def test_what_is_mixed_are_the_candidates_themselves() -> None:
     task, data = normed_task(batch_size=4), noisy(2, 0, seed=1)
     method = auto(task)
-    found = served(method, data)
-    assert isinstance(found, WeightedPredictor)
-    assert len(found.predictors) == len(default_candidates())
-    for one, candidate in zip(found.predictors, method.candidates, strict=True):
-        assert torch.equal(one(QUERIES), served(candidate, data)(QUERIES))
+    mixture = served(method, data)
+    assert isinstance(mixture, WeightedPredictor)
+    assert len(mixture.predictors) == len(default_candidates())
+    for predictor, candidate in zip(mixture.predictors, method.candidates, strict=True):
+        assert torch.equal(predictor(QUERIES), served(candidate, data)(QUERIES))
 
 
 class Scripted:
@@ -127,7 +127,7 @@ class Scripted:
 
 
 def numbers(examples: Examples) -> list[int]:
-    return [int(one) for one in examples.images[:, 0, 0, 0]]
+    return [int(pixel) for pixel in examples.images[:, 0, 0, 0]]
 
 
 def numbered(num_train: int, labels: list[int]) -> ClientData:
@@ -159,17 +159,21 @@ def test_what_predicts_an_example_was_fitted_without_it(
     evidence: str, min_validation: int, scored: range
 ) -> None:
     first, second = Scripted(0), Scripted(1)
-    how = {"evidence": evidence, "min_validation": min_validation}
+    options = {"evidence": evidence, "min_validation": min_validation}
     described = served(
-        scripted(first, second, **how), numbered(8, [0, 1, 1] * 4)
+        scripted(first, second, **options), numbered(8, [0, 1, 1] * 4)
     ).describe()
     whole, *folds = first.fitted
     assert whole == (list(range(8)), list(range(8, 12)))
-    assert sorted(one for asked in first.asked for one in asked) == list(scored)
+    assert sorted(number for left_out in first.asked for number in left_out) == list(
+        scored
+    )
     assert len(folds) == min(5, len(scored))
-    for (train, validation), asked in zip(folds, first.asked, strict=True):
-        assert train == [one for one in range(8) if one not in asked]
-        assert validation == [one for one in range(8, 12) if one not in asked]
+    for (train, validation), left_out in zip(folds, first.asked, strict=True):
+        assert train == [number for number in range(8) if number not in left_out]
+        assert validation == [
+            number for number in range(8, 12) if number not in left_out
+        ]
     assert second.fitted == first.fitted
     kind = "num_held_out" if len(scored) == 4 else "num_left_out"
     assert described[kind] == len(scored)
@@ -179,23 +183,23 @@ def test_weights_of_less_than_a_hundredth_are_left_out() -> None:
     # Right are 6, 5 and 1 of 12: e^5 = 148 times less than the first.
     labels = [0] * 6 + [1] * 5 + [2]
     candidates = Scripted(0), Scripted(1), Scripted(2)
-    found = served(scripted(*candidates, criterion="accuracy"), numbered(12, labels))
-    assert isinstance(found, WeightedPredictor)
-    assert found.predictors == [*candidates[:2]]
+    mixture = served(scripted(*candidates, criterion="accuracy"), numbered(12, labels))
+    assert isinstance(mixture, WeightedPredictor)
+    assert mixture.predictors == [*candidates[:2]]
     expected = [math.e / (math.e + 1), 1 / (math.e + 1), 0.0]
-    described, names = found.describe(), ("none", "none_2", "none_3")
+    described, names = mixture.describe(), ("none", "none_2", "none_3")
     weights = [described[f"weight_of_{name}"] for name in names]
     assert weights == pytest.approx(expected)
     assert [described[f"score_of_{name}"] for name in names] == [6, 5, 1]
-    rows = found(torch.zeros(4, 2, 2, 1))
+    rows = mixture(torch.zeros(4, 2, 2, 1))
     torch.testing.assert_close(rows, torch.tensor([expected] * 4))
 
 
 def test_a_candidate_that_diverged_has_no_weight() -> None:
     good, bad = Scripted(1), Scripted(0, undefined=True)
-    found = served(scripted(bad, good), numbered(6, [0] * 6))
-    assert isinstance(found, WeightedPredictor)
-    assert (found.predictors, found.weights) == ([good], [1.0])
+    mixture = served(scripted(bad, good), numbered(6, [0] * 6))
+    assert isinstance(mixture, WeightedPredictor)
+    assert (mixture.predictors, mixture.weights) == ([good], [1.0])
 
 
 @pytest.mark.parametrize("num_train", [1, 3])
@@ -211,23 +215,23 @@ def test_without_data_it_is_the_global_model() -> None:
     task = normed_task()
     method = auto(task)
     payload = method.broadcast(method.init((), KEY), UNSEEN_CLIENT, KEY)
-    found = method.personalize(payload, None, noisy(0, 0, seed=1), KEY)
+    predictor = method.personalize(payload, None, noisy(0, 0, seed=1), KEY)
     expected = task.probabilities(payload.weights, QUERIES)
-    assert torch.equal(found(QUERIES), expected)
+    assert torch.equal(predictor(QUERIES), expected)
 
 
 def test_candidates_are_written_as_personalizations_are() -> None:
     tuned = {"name": "fine_tuning", "num_epochs": 3}
     section = {"name": "auto", "candidates": ["none", tuned]}
     known = experiment_catalogue()
-    found = load_experiment(document("fedavg", section), known)
-    settings = found.personalization.settings
+    experiment = load_experiment(document("fedavg", section), known)
+    settings = experiment.personalization.settings
     assert isinstance(settings, AutoSettings)
     assert settings.candidates == (
         NONE,
         Choice("fine_tuning", FineTuningSettings(num_epochs=3)),
     )
-    assert load_experiment(to_document(found), known) == found
+    assert load_experiment(to_document(experiment), known) == experiment
     short = load_experiment(document("fedavg", "auto"), known)
     assert load_experiment(to_document(short), known) == short
 

@@ -169,14 +169,14 @@ def test_who_was_away_when_a_cluster_was_parted_finds_its_part() -> None:
     assert state.cluster_of == {"a": 0, "b": 1}
     payload = method.broadcast(state, "away", KEY)
     assert payload.numbers == (0, 1)
-    _, found = method.client_update(payload, None, white([1]), 2, KEY)
-    assert found.cluster == 1
-    later = method.aggregate(state, iter([("away", found)]))
+    _, late_update = method.client_update(payload, None, white([1]), 2, KEY)
+    assert late_update.cluster == 1
+    later = method.aggregate(state, iter([("away", late_update)]))
     assert later.cluster_of == {"a": 0, "b": 1, "away": 1}
     assert torch.equal(later.models[0], state.models[0])
-    own = method.broadcast(later, "away", KEY)
-    assert own.numbers == (1,)
-    assert torch.equal(own.models[0], later.models[1])
+    personal = method.broadcast(later, "away", KEY)
+    assert personal.numbers == (1,)
+    assert torch.equal(personal.models[0], later.models[1])
 
 
 @pytest.mark.parametrize(

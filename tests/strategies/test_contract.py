@@ -103,7 +103,7 @@ def test_every_file_holds_a_method() -> None:
     folder = Path(strategies.__path__[0])
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "catalogue"}
     kinds = {**METHODS, **PERSONALIZERS}
-    assert {one.__module__.rpartition(".")[2] for one in kinds.values()} == {
+    assert {kind.__module__.rpartition(".")[2] for kind in kinds.values()} == {
         *files,
         "method",  # what puts nothing on top
     }
@@ -171,10 +171,10 @@ def test_no_argument_of_a_round_is_changed(name: str) -> None:
 def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
     run = trained(name)
     reverse = run.method.aggregate(run.before, iter(run.updates[::-1]))
-    expected, found = take_apart(run.state).tensors, take_apart(reverse).tensors
-    assert expected.keys() == found.keys()
+    expected, tensors = take_apart(run.state).tensors, take_apart(reverse).tensors
+    assert expected.keys() == tensors.keys()
     for path, tensor in expected.items():
-        torch.testing.assert_close(found[path], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(tensors[path], tensor, rtol=1e-5, atol=1e-6)
 
 
 SIZES = [(0, 0, 3), (0, 2, 3), (1, 0, 3), (1, 1, 3), (2, 1, 3), (6, 4, 1), (6, 4, 3)]
@@ -195,7 +195,7 @@ def test_every_client_is_served_probabilities(name: str, known_as: str) -> None:
         torch.testing.assert_close(served.sum(dim=1), torch.ones(5))
         assert torch.equal(served, again(queries))
         assert predictor(queries[:0]).shape == (0, 3)
-        assert all(isinstance(one, float) for one in predictor.describe().values())
+        assert all(isinstance(value, float) for value in predictor.describe().values())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -228,17 +228,19 @@ NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
     ],
 )
 def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
-    found = trained(name, on_top)
-    own = trained(trained_as(name), AS_IT_IS)
-    assert found.method.num_rounds == own.method.num_rounds
+    topped = trained(name, on_top)
+    plain = trained(trained_as(name), AS_IT_IS)
+    assert topped.method.num_rounds == plain.method.num_rounds
     # What is on top may send more along; of the method's own nothing differs.
-    expected, tensors = (take_apart(run.state).tensors for run in (own, found))
+    expected, tensors = (take_apart(run.state).tensors for run in (plain, topped))
     assert all(torch.equal(tensors[path], expected[path]) for path in expected)
-    assert len(found.updates) == len(own.updates) > 0
-    for (_, update), (_, its) in zip(found.updates, own.updates, strict=True):
-        assert fingerprint(update) == fingerprint(its)
+    assert len(topped.updates) == len(plain.updates) > 0
+    for (_, update), (_, plain_update) in zip(
+        topped.updates, plain.updates, strict=True
+    ):
+        assert fingerprint(update) == fingerprint(plain_update)
     for client in CLIENTS:
-        assert fingerprint(found.memory[client]) == fingerprint(own.memory[client])
+        assert fingerprint(topped.memory[client]) == fingerprint(plain.memory[client])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -380,11 +382,11 @@ def test_a_part_of_the_clients_replies(name: str) -> None:
 def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(name: str) -> None:
     method, data, memory = three_rounds(name), FIVE_CLIENTS, dict[str, Any]()
     *_, last = itertools.islice(rounds(method, data, memory), len(PARTICIPANTS))
-    found, anew = (
+    updated, anew = (
         [*map(fingerprint, client_update(method, last, "a", data["a"], its, 3))]
         for its in (memory["a"], None)
     )
-    assert found != anew
+    assert updated != anew
 
 
 LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
@@ -407,7 +409,7 @@ def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
 
     def second_round(method: Method) -> list[str]:
         arguments = (payload, run.memory["a"], run.data["a"], 2, RandomKey(3))
-        return [fingerprint(one) for one in method.client_update(*arguments)]
+        return [fingerprint(part) for part in method.client_update(*arguments)]
 
     constant, scheduled, later = map(second_round, at_three_rates(name))
     assert scheduled == later
@@ -466,10 +468,10 @@ def test_what_is_served_without_validation_has_not_seen_it(
 ) -> None:
     run, queries = trained(name, on_top), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, known_as, RandomKey(2))
-    memory, own = run.memory.get(known_as), run.data["a"].train
+    memory, train = run.memory.get(known_as), run.data["a"].train
     chosen, alone = [], []
     for validation in validation_splits():
-        data = ClientData(own, validation)
+        data = ClientData(train, validation)
         served = run.method.personalize(payload, memory, data, RandomKey(3))
         assert isinstance(served, EmbeddingPredictor)
         chosen.append(served.describe())
@@ -477,11 +479,11 @@ def test_what_is_served_without_validation_has_not_seen_it(
     kind = METHODS[name] if on_top is None else PERSONALIZERS[on_top]
     chooses = kind.chooses_on_validation
     assert not chooses or chosen[1] == chosen[2]
-    for one, other in itertools.combinations(range(len(alone)), 2):
-        if chooses and chosen[one] != chosen[other]:
+    for first, second in itertools.combinations(range(len(alone)), 2):
+        if chooses and chosen[first] != chosen[second]:
             continue
-        assert alone[one].describe() == alone[other].describe()
-        assert torch.equal(alone[one](queries), alone[other](queries))
+        assert alone[first].describe() == alone[second].describe()
+        assert torch.equal(alone[first](queries), alone[second](queries))
 
 
 @pytest.mark.parametrize("known_as", ["a", UNSEEN_CLIENT])
@@ -566,7 +568,7 @@ def usable(
     replies = [Reply((client,), update) for client, update in updates.items()]
     failures: dict[str, str] = {}
     measured = checks.usable(replies, failures.__setitem__)
-    used = [(one.client, one.update) for one in measured if one is not None]
+    used = [(reply.client, reply.update) for reply in measured if reply is not None]
     return used, failures
 
 
@@ -603,13 +605,13 @@ def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
     replies = [Reply((client,), update) for client, update in honest.items()]
     usable_updates = list(checks.usable(replies, lambda client, why: pytest.fail(why)))
     assert usable_updates
-    for one in usable_updates:
-        assert one is not None
-        fields = [name for name in one.changes if name in OF_A_MODEL]
+    for reply in usable_updates:
+        assert reply is not None
+        fields = [name for name in reply.changes if name in OF_A_MODEL]
         assert fields
         for name in fields:
             # A step moves a model by a part of its length.
-            assert 0 <= one.changes[name].norm < one.changes[name].sent
+            assert 0 <= reply.changes[name].norm < reply.changes[name].sent
 
 
 @pytest.mark.parametrize("method", ["fedattn"], indirect=True)

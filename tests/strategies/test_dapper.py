@@ -90,9 +90,9 @@ def test_a_step_by_hand(share: float, rate: float | None, expected: float) -> No
     # At 0 the gradient of an example of label 0, the client's, is (-½, ½); that of one
     # of label 1, the server's, is (½, -½).
     method = dapper(task, share, learning_rate=rate)
-    found = served(method, torch.zeros(2), white([0, 0]))
-    assert found.weights.tolist() == [expected, -expected]
-    assert found.describe() == {"client_share": share}
+    predictor = served(method, torch.zeros(2), white([0, 0]))
+    assert predictor.weights.tolist() == [expected, -expected]
+    assert predictor.describe() == {"client_share": share}
 
 
 @pytest.mark.parametrize(("factor", "alike"), [(0.001, True), (0.1, False)])
@@ -101,30 +101,30 @@ def test_a_client_takes_so_many_times_its_own_examples(
 ) -> None:
     task = white_task([0, 1] * 50, batch_size=1000)
     method = dapper(task, 0.0, sample_factor=factor)
-    found = served(method, torch.zeros(2), white([0] * 1000))
+    predictor = served(method, torch.zeros(2), white([0] * 1000))
     # Of one of the server's examples all that is drawn has its label: a step of ½. Of
     # all 100, half of which have either label, the steps nearly cancel out.
-    assert (abs(float(found.weights[0])) == pytest.approx(0.5, abs=1e-4)) == alike
+    assert (abs(float(predictor.weights[0])) == pytest.approx(0.5, abs=1e-4)) == alike
 
 
 def test_lambda_is_the_probability_of_the_clients_own_examples() -> None:
     task = white_task([1] * 50, batch_size=1000)
-    found = served(dapper(task, 0.25), torch.zeros(2), white([0] * 1000))
+    predictor = served(dapper(task, 0.25), torch.zeros(2), white([0] * 1000))
     # One step of ½ (fraction of label 0) - ½ (fraction of label 1) = ½ (2 λ - 1); the
     # fraction's standard deviation is 0.014.
-    assert float(found.weights[0]) == pytest.approx(-0.25, abs=0.06)
+    assert float(predictor.weights[0]) == pytest.approx(-0.25, abs=0.06)
 
 
 def test_all_of_its_own_is_fine_tuning() -> None:
     task = proxied()
     data = noisy(10, 4, seed=1)
-    found = served(dapper(task, 1.0, num_epochs=2), task.initial_weights, data)
+    predictor = served(dapper(task, 1.0, num_epochs=2), task.initial_weights, data)
     tuned = topped("fine_tuning", task, num_epochs=2)
     state = tuned.init(("a",), RandomKey(1))
     payload = tuned.broadcast(state, "a", RandomKey(5))
     expected = one_model_of(tuned, payload, None, data, RandomKey(6))
-    assert torch.equal(found.weights, expected.weights)
-    alone = found.without_validation().weights
+    assert torch.equal(predictor.weights, expected.weights)
+    alone = predictor.without_validation().weights
     assert torch.equal(alone, expected.without_validation().weights)
 
 
@@ -147,8 +147,8 @@ def test_none_of_its_own_is_training_on_the_servers_sample() -> None:
 
     as_many, start = noisy(14, 0, seed=40).train, task.initial_weights
     expected = local_sgd(task, start, as_many, 0.1, rng, local_step=from_the_sample)
-    found = served(dapper(task, 0.0), start, data)
-    assert torch.equal(found.weights, expected.weights)
+    predictor = served(dapper(task, 0.0), start, data)
+    assert torch.equal(predictor.weights, expected.weights)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +157,16 @@ def test_none_of_its_own_is_training_on_the_servers_sample() -> None:
 def test_on_validation(validation: list[int], expected: float) -> None:
     task = white_task([1] * 7, batch_size=400)
     data = white([0] * 400, validation)
-    found = served(dapper(task), torch.zeros(2), data)
-    assert found.describe() == {"client_share": expected}
+    predictor = served(dapper(task), torch.zeros(2), data)
+    assert predictor.describe() == {"client_share": expected}
 
 
 def test_of_equals_the_largest() -> None:
     # The server's examples are the client's: every λ trains the same model.
     task = white_task([0] * 7)
     method = dapper(task, 0.0, 0.5, 0.75)
-    found = served(method, torch.zeros(2), white([0] * 4, [0]))
-    assert found.describe() == {"client_share": 0.75}
+    predictor = served(method, torch.zeros(2), white([0] * 4, [0]))
+    assert predictor.describe() == {"client_share": 0.75}
 
 
 def test_it_travels_after_the_last_round_only() -> None:
@@ -202,8 +202,8 @@ def test_before_it_came_a_client_fine_tunes() -> None:
     task, data = normed_task(EVERYTHING), noisy(10, 4, seed=1)
     method = dapper(task)
     payload = method.broadcast(method.init(("a",), RandomKey(1)), "a", RandomKey(5))
-    found = method.personalize(payload, None, data, RandomKey(6))
-    assert found.describe() == {"client_share": 1.0}
+    predictor = method.personalize(payload, None, data, RandomKey(6))
+    assert predictor.describe() == {"client_share": 1.0}
 
 
 def test_a_server_without_examples_is_refused() -> None:

@@ -43,26 +43,26 @@ def test_two_rounds_by_hand() -> None:
     first, memory = run_rounds(method, clients, num_rounds=1)
     # FedAvg's: see the personal layers. The clients' a and b, 1 + σ(-2) and σ(-2), are
     # in the mean with weights ¾ and ¼.
-    shared, own = 0.75 + sigmoid(-2), sigmoid(-2)
+    shared, local = 0.75 + sigmoid(-2), sigmoid(-2)
     assert first.weights.tolist() == pytest.approx([shared, shared], abs=1e-6)
-    assert memory["a"].own.tolist() == pytest.approx([1 + own], abs=1e-6)
-    assert memory["b"].own.tolist() == pytest.approx([own], abs=1e-6)
+    assert memory["a"].own.tolist() == pytest.approx([1 + local], abs=1e-6)
+    assert memory["b"].own.tolist() == pytest.approx([local], abs=1e-6)
     assert memory["b"].aggregation is None
     second, memory = run_rounds(method, clients, num_rounds=2)
     # Logits (ab, -ab). Client a has label 0: ∂loss/∂b = -2a σ(-2ab), and b of the
     # server is lower than its own by ¼, so W falls; b starts at own - ¼ W.
-    slope_a = -2 * shared * sigmoid(-2 * shared**2) * (shared - 1 - own)
-    mixed_a = 1 + own + (shared - 1 - own) * (1 - 0.25 * slope_a)
+    slope_a = -2 * shared * sigmoid(-2 * shared**2) * (shared - 1 - local)
+    mixed_a = 1 + local + (shared - 1 - local) * (1 - 0.25 * slope_a)
     # Client b has label 1: ∂loss/∂b = 2a σ(2ab), and its own is lower by ¾.
-    slope_b = 2 * shared * sigmoid(2 * shared**2) * (shared - own)
-    mixed_b = own + (shared - own) * (1 - 0.25 * slope_b)
+    slope_b = 2 * shared * sigmoid(2 * shared**2) * (shared - local)
+    mixed_b = local + (shared - local) * (1 - 0.25 * slope_b)
     assert memory["a"].aggregation.tolist() == pytest.approx([1 - 0.25 * slope_a])
     assert memory["b"].aggregation.tolist() == pytest.approx([1 - 0.25 * slope_b])
     # Local training: one step at the rate ½ from a = shared and the mixed b.
     pull_a, pull_b = sigmoid(-2 * shared * mixed_a), sigmoid(2 * shared * mixed_b)
     heads = mixed_a + shared * pull_a, mixed_b - shared * pull_b
     bodies = shared + mixed_a * pull_a, shared - mixed_b * pull_b
-    expected = [0.75 * one + 0.25 * other for one, other in (bodies, heads)]
+    expected = [0.75 * body + 0.25 * head for body, head in (bodies, heads)]
     assert second.weights.tolist() == pytest.approx(expected, abs=1e-6)
     assert memory["b"].own.tolist() == pytest.approx([heads[1]], abs=1e-6)
 
@@ -118,17 +118,17 @@ def test_the_first_time_it_is_trained_until_the_losses_stay(
 def test_without_the_global_head_it_is_fedper() -> None:
     task = normed_task(NORMED)
     method = FedALA(task, FedALASettings(aggregation_learning_rate=0.0))
-    own = torch.randn(15, generator=torch.Generator().manual_seed(1))
+    local = torch.randn(15, generator=torch.Generator().manual_seed(1))
     payload, data = ModelPayload(task.initial_weights), noisy(7, 2, seed=1)
-    state = FedALAClientState(own, torch.zeros(15))
+    state = FedALAClientState(local, torch.zeros(15))
     after, update = method.client_update(payload, state, data, 2, KEY)
     fedper = FedPer(task, FedPerSettings())
-    part, expected = fedper.client_update(payload, PersonalPart(own), data, 2, KEY)
+    part, expected = fedper.client_update(payload, PersonalPart(local), data, 2, KEY)
     assert torch.equal(after.own, part.personal)
     assert torch.equal(update.weights[~task.head_mask], expected.shared)
     served = one_model_of(method, payload, state, data)
-    its = one_model_of(fedper, payload, PersonalPart(own), data)
-    assert torch.equal(served.weights, its.weights)
+    fedper_model = one_model_of(fedper, payload, PersonalPart(local), data)
+    assert torch.equal(served.weights, fedper_model.weights)
 
 
 @pytest.mark.parametrize(("num_layers", "number"), [(1, 15), (2, 43), (9, 43)])
@@ -153,6 +153,6 @@ def test_seen_clients_are_served_the_mixture_and_unseen_ones_the_global_model() 
     alone, both = (pytest.approx([1.0, 2 - 0.25 * slope]) for slope in slopes)
     assert seen.weights.tolist() == both
     assert seen.without_validation().weights.tolist() == alone
-    for memory, its in ((None, data), (state, white([]))):
-        served = one_model_of(method, payload, memory, its)
+    for memory, examples in ((None, data), (state, white([]))):
+        served = one_model_of(method, payload, memory, examples)
         assert torch.equal(served.weights, payload.weights)

@@ -39,18 +39,18 @@ def trained(a: float, b: float, labels: Sequence[int]) -> tuple[float, float, fl
     """Return a and b after a step at the rate ½, and the squared slopes there."""
     of_a, of_b = slopes(a, b, labels)
     a, b = a - 0.5 * of_a, b - 0.5 * of_b
-    return a, b, sum(one**2 for one in slopes(a, b, labels))
+    return a, b, sum(slope**2 for slope in slopes(a, b, labels))
 
 
 def test_two_rounds_by_hand() -> None:
     method = FedAS(two_weights_task(HALF, a=1, b=1), FedASSettings(0.1))
     first, memory = run_rounds(method, CLIENTS, num_rounds=1)
     labels = {"a": [0, 0, 0], "b": [1, 1, 0]}
-    own = {name: trained(1, 1, labels[name]) for name in "ab"}
-    for name, (a, b, _) in own.items():
+    local = {name: trained(1, 1, labels[name]) for name in "ab"}
+    for name, (a, b, _) in local.items():
         assert memory[name].weights.tolist() == pytest.approx([a, b], abs=1e-6)
-    total = sum(fisher for *_, fisher in own.values())
-    body = sum(fisher * a for a, _, fisher in own.values()) / total
+    total = sum(fisher for *_, fisher in local.values())
+    body = sum(fisher * a for a, _, fisher in local.values()) / total
     # The head of the server stays the initial one.
     assert first.weights.tolist() == pytest.approx([body, 1], abs=1e-6)
     second, memory = run_rounds(method, CLIENTS, num_rounds=2)
@@ -58,7 +58,7 @@ def test_two_rounds_by_hand() -> None:
     # for each class that the client has: one, and two.
     later = {
         name: trained(body - 0.1 * classes * 2 * (body - a), b, labels[name])
-        for (name, (a, b, _)), classes in zip(own.items(), (1, 2), strict=True)
+        for (name, (a, b, _)), classes in zip(local.items(), (1, 2), strict=True)
     }
     for name, (a, b, _) in later.items():
         assert memory[name].weights.tolist() == pytest.approx([a, b], abs=1e-6)
@@ -75,7 +75,7 @@ def test_the_trace_is_a_sum_over_mini_batches_of_what_was_not_clipped() -> None:
     # Two steps of the length ½ · 0.01 along (1, 1).
     each = 1 + 0.01 / math.sqrt(2)
     assert kept.weights.tolist() == pytest.approx([each, each])
-    expected = 2 * sum(one**2 for one in slopes(each, each, [0]))
+    expected = 2 * sum(slope**2 for slope in slopes(each, each, [0]))
     assert update.fisher == pytest.approx(expected, rel=1e-5)
 
 
@@ -84,8 +84,8 @@ def test_without_its_two_parts_its_rounds_are_fedpers() -> None:
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
     fedper = FedPer(task, FedPerSettings())
     expected, memory = run_rounds(fedper, clients, num_rounds=3)
-    found, kept = run_rounds(FedAS(task, PLAIN), clients, num_rounds=3)
-    assert torch.equal(found.weights, expected.weights)
+    state, kept = run_rounds(FedAS(task, PLAIN), clients, num_rounds=3)
+    assert torch.equal(state.weights, expected.weights)
     for name, part in memory.items():
         assert torch.equal(kept[name].weights[task.head_mask], part.personal)
     for settings in (
@@ -95,18 +95,18 @@ def test_without_its_two_parts_its_rounds_are_fedpers() -> None:
         other, _ = run_rounds(FedAS(task, settings), clients, num_rounds=3)
         assert not torch.equal(other.weights, expected.weights)
     # Who was never drawn trains a head on the last body, as with FedPer.
-    payload, data = ModelPayload(found.weights), noisy(6, 2, seed=9)
+    payload, data = ModelPayload(state.weights), noisy(6, 2, seed=9)
     served = one_model_of(FedAS(task, PLAIN), payload, None, data)
-    its = one_model_of(fedper, payload, None, data)
-    assert torch.equal(served.weights, its.weights)
+    fedper_model = one_model_of(fedper, payload, None, data)
+    assert torch.equal(served.weights, fedper_model.weights)
 
 
 def test_a_client_is_served_the_model_of_its_last_round() -> None:
     method = FedAS(two_weights_task(HALF, a=1, b=1), FedASSettings())
-    payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([3.0, 4.0]))
-    seen = one_model_of(method, payload, own, white([0], [1]))
-    assert torch.equal(seen.weights, own.weights)
-    nobody = one_model_of(method, payload, own, white([]))
+    payload, local = ModelPayload(torch.ones(2)), ModelState(torch.tensor([3.0, 4.0]))
+    seen = one_model_of(method, payload, local, white([0], [1]))
+    assert torch.equal(seen.weights, local.weights)
+    nobody = one_model_of(method, payload, local, white([]))
     assert torch.equal(nobody.weights, payload.weights)
 
 

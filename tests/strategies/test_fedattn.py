@@ -152,17 +152,17 @@ def test_biases_are_found_by_what_they_are(
     make: Callable[[], Task], expected: list[str], number: int
 ) -> None:
     task = make()
-    found = bias_mask(task)
-    names = task.model.named(found.float())
+    mask = bias_mask(task)
+    names = task.model.named(mask.float())
     assert sorted(name for name, part in names.items() if part.any()) == expected
-    assert int(found.sum()) == number
+    assert int(mask.sum()) == number
 
 
 def test_what_a_client_gets_is_weighed_by_the_attention() -> None:
     task = affine_task(ONE_ROUND)
     memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0, 0], [4.0, 6]]))
-    one = torch.ones(1, 1)
-    attention = Attention(one, one, torch.tensor([0.5, 3.0]))
+    unit = torch.ones(1, 1)
+    attention = Attention(unit, unit, torch.tensor([0.5, 3.0]))
     known = KnownClients(("a", "b"), memory)
     state = FedAttnState(torch.zeros(4), attention, known, num_rounds=1)
     # z = 1 has the scores 0 and 1 with a and b: shares 1 - σ(1) and σ(1).
@@ -192,7 +192,8 @@ def test_an_unseen_client_is_represented_by_the_global_model() -> None:
     # One known client is where the global model puts the unseen client, one where the
     # initial weights do.
     places = [
-        task.embed(one, data.train.images).mean(dim=0) for one in (trained, first)
+        task.embed(weights, data.train.images).mean(dim=0)
+        for weights in (trained, first)
     ]
     values = torch.stack([torch.full((11,), 2.0), torch.full((11,), 5.0)])
     even = Attention(torch.zeros(1, 4), torch.zeros(1, 4), torch.ones(11))
@@ -200,8 +201,8 @@ def test_an_unseen_client_is_represented_by_the_global_model() -> None:
         trained, torch.zeros(11), even, Memory(torch.stack(places), values)
     )
     method = fedattn_of(task, attention_dim=1, num_neighbors=1)
-    found = served(method, payload, data)
-    assert torch.equal(found[bias_mask(task)], values[0])
+    predictor = served(method, payload, data)
+    assert torch.equal(predictor[bias_mask(task)], values[0])
 
 
 def test_biases_are_personal_after_the_warm_up() -> None:
@@ -270,8 +271,8 @@ ASKS = torch.tensor([1.0])
 def test_attention_by_hand() -> None:
     # The query is 2, so the scores are 0 and ln 3 and the shares ¼ and ¾: the mean of
     # the values is (1, 3), and W_V makes (1, 9) of it.
-    made = attend(ATTENTION, ASKS, MEMORY)
-    assert made.tolist() == pytest.approx([1.0, 9.0], rel=1e-6)
+    attention = attend(ATTENTION, ASKS, MEMORY)
+    assert attention.tolist() == pytest.approx([1.0, 9.0], rel=1e-6)
 
 
 def test_scores_are_divided_by_the_root_of_their_size() -> None:
@@ -279,8 +280,8 @@ def test_scores_are_divided_by_the_root_of_their_size() -> None:
         torch.full((4, 1), 1.0), torch.full((4, 1), 1.0), torch.tensor([1.0, 1.0])
     )
     # Scores 4 z_j / √4, of which the second is ln 3 again.
-    made = attend(four, ASKS, MEMORY)
-    assert made.tolist() == pytest.approx([1.0, 3.0], rel=1e-6)
+    attention = attend(four, ASKS, MEMORY)
+    assert attention.tolist() == pytest.approx([1.0, 3.0], rel=1e-6)
 
 
 def test_gradients_by_hand() -> None:
@@ -317,6 +318,6 @@ def test_the_nearest_are_those_of_a_full_sort(
         torch.tensor(places, dtype=torch.float32)[:, None],
         torch.tensor(rows, dtype=torch.float32)[:, None],
     )
-    found = nearest(memory, torch.tensor([float(asks)]), count)
+    positions = nearest(memory, torch.tensor([float(asks)]), count)
     expected = sorted(rows, key=lambda row: (abs(places[row] - asks), row))[:count]
-    assert found.values[:, 0].tolist() == expected
+    assert positions.values[:, 0].tolist() == expected

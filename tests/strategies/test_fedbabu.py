@@ -87,11 +87,11 @@ def test_served_is_what_fine_tuning_makes_of_the_same_model() -> None:
     task, payload = normed_task(TRAINING), ModelPayload(normed_task().initial_weights)
     for on_top, part in (("fine_tuning", "all"), ("linear_probe", "head")):
         method = of_name("fedbabu", task, fine_tuned=part, fine_tuning_epochs=4)
-        found = one_model_of(method, payload, None, CLIENTS["a"])
+        model = one_model_of(method, payload, None, CLIENTS["a"])
         probe = topped(on_top, task, num_epochs=4)
         expected = one_model_of(probe, payload, None, CLIENTS["a"])
-        assert torch.equal(found.weights, expected.weights)
-        alone = found.without_validation().weights
+        assert torch.equal(model.weights, expected.weights)
+        alone = model.without_validation().weights
         assert torch.equal(alone, expected.without_validation().weights)
 
 
@@ -104,5 +104,5 @@ def test_with_an_empty_head_it_is_fedavg() -> None:
     normed = normed_task(TRAINING)
     task = dataclasses.replace(normed, model=model, initial_weights=model.read())
     expected, _ = run_rounds(of_name("fedavg", task), CLIENTS, num_rounds=3)
-    found, _ = run_rounds(of_name("fedbabu", task), CLIENTS, num_rounds=3)
-    assert torch.equal(found.weights, expected.weights)
+    state, _ = run_rounds(of_name("fedbabu", task), CLIENTS, num_rounds=3)
+    assert torch.equal(state.weights, expected.weights)

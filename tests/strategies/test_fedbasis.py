@@ -82,8 +82,8 @@ def blocks_by_name(model: FlatModel, blocks: Blocks) -> dict[str, int]:
 
 def test_a_layer_is_a_block_with_its_normalisation() -> None:
     model = FlatModel(Mlp(MlpSettings(hidden_sizes=(8, 16), norm="group"), ROW))
-    found = blocks_by_name(model, layers(model))
-    assert found == {
+    blocks = blocks_by_name(model, layers(model))
+    assert blocks == {
         "features.1.weight": 0,
         "features.1.bias": 0,
         "features.2.weight": 0,
@@ -196,13 +196,13 @@ def test_the_bases_are_those_of_training_each(
     task, data = normed_task(training), noisy(9, 0, seed=4)
     combination = unequal(task, has_major=has_major)
     arguments = (task, combination, temperature, data.train, RATE, RandomKey(2))
-    found, result = train_bases(*arguments)
+    bases, result = train_bases(*arguments)
     expected = by_brute_force(task, combination, data, temperature)
     number = task.model.num_parameters
     assert not torch.allclose(expected, combination.models[:, :number], atol=1e-2)
-    torch.testing.assert_close(found[:, :number], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bases[:, :number], expected, rtol=1e-4, atol=1e-5)
     # All have the running statistics of the model that was trained.
-    for model in found:
+    for model in bases:
         assert torch.equal(model[number:], result.weights[number:])
 
 
@@ -221,10 +221,10 @@ def test_a_basis_without_a_share_stays() -> None:
     combination = unequal(task, has_major=False)
     shares = combination.shares(1e-4)
     assert sorted(shares.flatten().tolist()) == [0.0] * 4 + [1.0] * 2
-    found, _ = train_bases(task, combination, 1e-4, data.train, RATE, RandomKey(2))
+    bases, _ = train_bases(task, combination, 1e-4, data.train, RATE, RandomKey(2))
     stays = combination.blocks.spread(shares) == 0
     stays[:, task.model.num_parameters :] = False
-    assert torch.equal(found[stays], combination.models[stays])
+    assert torch.equal(bases[stays], combination.models[stays])
 
 
 def update(*values: float, num_examples: int = 1) -> BasesUpdate:
@@ -239,15 +239,15 @@ def test_buffers_are_averaged_and_not_compared() -> None:
         update(9.0, 9.0, 900.0),
     ]
     center = torch.tensor([3.0, 3.0])
-    found = clustered(updates, center, 2, RandomKey(0))
-    assert sorted(mean.tolist() for mean in found) == [[0, 0.75, -450], [9, 9, 900]]
+    centers = clustered(updates, center, 2, RandomKey(0))
+    assert sorted(mean.tolist() for mean in centers) == [[0, 0.75, -450], [9, 9, 900]]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_groups_far_apart_are_found(seed: int) -> None:
     points = torch.tensor([[0.0, 0], [9, 9], [0, 1], [9, 8], [-9, 5], [8, 9]])
-    found = clusters(points, 3, RandomKey(seed)).tolist()
-    groups = {tuple(i for i in range(6) if found[i] == k) for k in range(3)}
+    labels = clusters(points, 3, RandomKey(seed)).tolist()
+    groups = {tuple(i for i in range(6) if labels[i] == k) for k in range(3)}
     assert groups == {(0, 2), (1, 3, 5), (4,)}
 
 
@@ -255,9 +255,9 @@ def test_groups_far_apart_are_found(seed: int) -> None:
 def test_every_point_is_with_the_nearest_mean(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(30, 3, generator=generator)
-    found = clusters(points, 4, RandomKey(seed))
-    means = torch.stack([points[found == k].mean(dim=0) for k in range(4)])
-    assert torch.equal(torch.cdist(points, means).argmin(dim=1), found)
+    labels = clusters(points, 4, RandomKey(seed))
+    means = torch.stack([points[labels == k].mean(dim=0) for k in range(4)])
+    assert torch.equal(torch.cdist(points, means).argmin(dim=1), labels)
 
 
 @settings(max_examples=40, deadline=None)
@@ -272,9 +272,9 @@ def test_no_cluster_is_empty(values: list[float], count: int, seed: int) -> None
         with pytest.raises(ValueError, match=f"expected at least {count} points"):
             clusters(points, count, RandomKey(seed))
         return
-    found = clusters(points, count, RandomKey(seed))
-    assert sorted(set(found.tolist())) == list(range(count))
-    assert torch.equal(found, clusters(points, count, RandomKey(seed)))
+    labels = clusters(points, count, RandomKey(seed))
+    assert sorted(set(labels.tolist())) == list(range(count))
+    assert torch.equal(labels, clusters(points, count, RandomKey(seed)))
 
 
 TWO = FedBasisSettings(
@@ -330,8 +330,8 @@ def test_coordinate_descent_by_hand() -> None:
     # v_k ← v_k + α†_k q (1, -1).
     first, second = sigmoid(2 * difference), sigmoid(-2 * difference)
     wrong = 1 - sigmoid(2 * first)
-    found = torch.stack(update.models)[:, 0].tolist()
-    assert found == pytest.approx([1 + first * wrong, second * wrong], abs=1e-6)
+    first_weights = torch.stack(update.models)[:, 0].tolist()
+    assert first_weights == pytest.approx([1 + first * wrong, second * wrong], abs=1e-6)
     assert update.train_loss == pytest.approx(-math.log(1 - wrong), abs=1e-6)
 
 
@@ -368,8 +368,8 @@ def test_the_baseline_by_hand() -> None:
     # Both from the gradient at θ = (½, -½): α as above, and both bases by ½ q.
     assert float(alpha[0, 0]) == pytest.approx(sigmoid(2 * psi_after_a_step()))
     wrong = 1 - sigmoid(1.0)
-    found = torch.stack(update.models)[:, 0].tolist()
-    assert found == pytest.approx([1 + wrong / 2, wrong / 2], abs=1e-6)
+    first_weights = torch.stack(update.models)[:, 0].tolist()
+    assert first_weights == pytest.approx([1 + wrong / 2, wrong / 2], abs=1e-6)
 
 
 def test_sharpening_stands_in_the_gradient_of_the_baseline() -> None:
@@ -391,8 +391,8 @@ def test_half_of_the_model_is_the_major_basis() -> None:
     sharp = sigmoid(4 * psi)
     wrong = 1 - sigmoid(2 * (1 + sharp / 2))
     expected = [2 + wrong / 2, 1 + sharp * wrong / 2, (1 - sharp) * wrong / 2]
-    found = torch.stack(update.models)[:, 0].tolist()
-    assert found == pytest.approx(expected, abs=1e-6)
+    first_weights = torch.stack(update.models)[:, 0].tolist()
+    assert first_weights == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_server_averages_each_basis() -> None:
@@ -440,9 +440,9 @@ def test_a_client_is_served_a_combination_and_its_own_head() -> None:
     expected = convex(task, state.models, alpha)
     number = task.model.num_parameters
     head = task.head_mask[:number]
-    found = served.weights[:number]
-    torch.testing.assert_close(found[~head], expected[:number][~head])
-    assert not torch.allclose(found[head], expected[:number][head], atol=1e-3)
+    body = served.weights[:number]
+    torch.testing.assert_close(body[~head], expected[:number][~head])
+    assert not torch.allclose(body[head], expected[:number][head], atol=1e-3)
 
 
 def test_without_a_personal_classifier_the_head_is_combined_too() -> None:

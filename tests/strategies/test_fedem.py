@@ -48,20 +48,23 @@ def test_the_next_step_starts_from_the_clients_mixture() -> None:
     )
     # Label 0: q_0 = 0.4 · ½ / (0.4 · ½ + 0.6 · ¾) = 4/13; label 1: 0.2 / 0.35 = 4/7.
     expected = (4 / 13 + 4 / 7) / 2
-    found = memory.mixture_weights.tolist()
-    assert found == pytest.approx([expected, 1 - expected])
+    mixture_weights = memory.mixture_weights.tolist()
+    assert mixture_weights == pytest.approx([expected, 1 - expected])
 
 
 def test_components_are_averaged_by_examples() -> None:
     method = fedem_of(linear_task())
-    one, two = torch.ones(2), torch.full((2,), 2.0)
+    first, second = torch.ones(2), torch.full((2,), 2.0)
     updates = [
-        ("a", ComponentsUpdate((one, two), num_examples=3, train_loss=0.1)),
-        ("b", ComponentsUpdate((-one, 3 * two), num_examples=1, train_loss=0.1)),
+        ("a", ComponentsUpdate((first, second), num_examples=3, train_loss=0.1)),
+        ("b", ComponentsUpdate((-first, 3 * second), num_examples=1, train_loss=0.1)),
     ]
     # ¾ · 1 - ¼ · 1 = ½ and ¾ · 2 + ¼ · 6 = 3.
-    state = method.aggregate(Components((one, two)), iter(updates))
-    assert [found.tolist() for found in state.components] == [[0.5, 0.5], [3.0, 3.0]]
+    state = method.aggregate(Components((first, second)), iter(updates))
+    assert [component.tolist() for component in state.components] == [
+        [0.5, 0.5],
+        [3.0, 3.0],
+    ]
 
 
 def test_served_mixture_by_hand() -> None:
@@ -118,9 +121,9 @@ def test_responsibilities_sum_to_one_however_bad_the_fit(scale: float) -> None:
     task = linear_task()
     components = [scale * torch.tensor([-1.0, 1.0]), scale * torch.tensor([-2.0, 2.0])]
     losses = module.example_losses(task, components, white([0, 1]).train)
-    found = responsibilities(losses, torch.tensor([0.5, 0.5]))
-    assert found.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
-    assert float(found[0, 0]) > float(found[0, 1])
+    shares = responsibilities(losses, torch.tensor([0.5, 0.5]))
+    assert shares.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    assert float(shares[0, 0]) > float(shares[0, 1])
 
 
 def test_components_start_apart_and_the_first_from_the_initial_weights() -> None:

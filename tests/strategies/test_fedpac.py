@@ -60,8 +60,8 @@ def test_two_rounds_by_hand() -> None:
         signs = [1 - 2 * label for label in labels]
 
         def slope(b: float) -> float:
-            found = [-2 * sign / (1 + math.exp(2 * sign * body * b)) for sign in signs]
-            return sum(found) / len(found)
+            slopes = [-2 * sign / (1 + math.exp(2 * sign * body * b)) for sign in signs]
+            return sum(slopes) / len(slopes)
 
         head -= 0.5 * body * slope(head)
         away = [body - (low, 1.0)[label] for label in labels]
@@ -69,7 +69,7 @@ def test_two_rounds_by_hand() -> None:
         return body - 0.5 * (head * slope(head) + pull), head
 
     of_a, of_b = trained(0.5, [0, 0, 0]), trained(0.5 / 3, [0, 1])
-    mean = [0.6 * one + 0.4 * other for one, other in zip(of_a, of_b, strict=True)]
+    mean = [0.6 * a + 0.4 * b for a, b in zip(of_a, of_b, strict=True)]
     assert second.weights.tolist() == pytest.approx(mean, abs=1e-6)
 
 
@@ -79,11 +79,11 @@ def test_without_its_two_parts_its_rounds_are_fedreps() -> None:
     plain = FedPACSettings(0.0, mixes_heads=False, head_epochs=2)
     fedrep = of_name("fedrep", task, head_epochs=2)
     expected, memory = run_rounds(fedrep, clients, num_rounds=2)
-    found, _ = run_rounds(FedPAC(task, plain), clients, num_rounds=2)
+    state, _ = run_rounds(FedPAC(task, plain), clients, num_rounds=2)
     body = ~task.head_mask
-    assert torch.equal(found.weights[body], expected.weights[body])
+    assert torch.equal(state.weights[body], expected.weights[body])
     for name, part in memory.items():
-        assert torch.equal(found.heads[name], part.personal)
+        assert torch.equal(state.heads[name], part.personal)
     for settings in (
         replace(plain, alignment_weight=1.0),
         replace(plain, mixes_heads=True),
@@ -103,17 +103,20 @@ def test_centroids_are_means_by_example_and_stay_where_nobody_has_the_class() ->
     method = FedPAC(two_weights_task(HALF, a=1, b=1), FedPACSettings())
     before = method.init(("a", "b"), KEY)
     assert before.known.tolist() == [0, 0]
-    one, other = update([1.0, 0.0], [2.0, 0.0], 6), update([0.5, 0.5], [6.0, 7.0], 4)
-    first = method.aggregate(before, iter([("b", other), ("a", one)]))
+    update_a, update_b = (
+        update([1.0, 0.0], [2.0, 0.0], 6),
+        update([0.5, 0.5], [6.0, 7.0], 4),
+    )
+    first = method.aggregate(before, iter([("b", update_b), ("a", update_a)]))
     assert first.centroids.flatten().tolist() == [(6 * 2 + 2 * 6) / 8, 7.0]
-    second = method.aggregate(first, iter([("a", one)]))
+    second = method.aggregate(first, iter([("a", update_a)]))
     assert second.centroids.flatten().tolist() == [2.0, 7.0]
     assert second.known.tolist() == [1, 1]
     assert sorted(second.heads) == ["a", "b"]
     payload = method.broadcast(second, UNSEEN_CLIENT, KEY)
-    negative = replace(one, shares=torch.tensor([2.0, -1.0]))
-    assert method.update_problem(payload, one) is None
-    for wrong in (negative, replace(one, variance=math.inf)):
+    negative = replace(update_a, shares=torch.tensor([2.0, -1.0]))
+    assert method.update_problem(payload, update_a) is None
+    for wrong in (negative, replace(update_a, variance=math.inf)):
         assert "from 0, found" in str(method.update_problem(payload, wrong))
 
 
@@ -169,19 +172,19 @@ def test_a_model_with_losses_of_its_own_is_aligned_too() -> None:
 def test_combinations_by_hand(
     variances: list[float], means: list[list[float]], expected: list[list[float]]
 ) -> None:
-    found = combinations(np.array(variances), np.array(means))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    shares = combinations(np.array(variances), np.array(means))
+    np.testing.assert_allclose(shares, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_combinations_are_the_minima(seed: int) -> None:
     generator = RandomKey(seed).numpy()
     variances, means = generator.gamma(0.3, size=9), generator.normal(size=(9, 4)) + 50
-    for i, found in enumerate(combinations(variances, means)):
+    for i, shares in enumerate(combinations(variances, means)):
         away = means - means[i]
-        slopes = (np.diag(variances) + away @ away.T) @ found
-        assert found.min() >= 0
-        assert found.sum() == pytest.approx(1)
+        slopes = (np.diag(variances) + away @ away.T) @ shares
+        assert shares.min() >= 0
+        assert shares.sum() == pytest.approx(1)
         # Karush, Kuhn and Tucker: none is lower than of those that take part.
-        np.testing.assert_allclose(slopes[found > 1e-6], slopes @ found, atol=1e-6)
-        assert (slopes > slopes @ found - 1e-6).all()
+        np.testing.assert_allclose(slopes[shares > 1e-6], slopes @ shares, atol=1e-6)
+        assert (slopes > slopes @ shares - 1e-6).all()

@@ -78,10 +78,12 @@ def test_the_mean_of_prototypes_by_hand(weights: str, first: float) -> None:
 def test_the_nearest_known_prototype_is_predicted() -> None:
     means = torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]])
     prototypes = GlobalPrototypes(means, torch.tensor([1.0, 1.0, 0.0]))
-    found = nearest_prototype(prototypes, torch.tensor([[1.0, 1.0], [3.0, 4.0]]))
+    probabilities = nearest_prototype(
+        prototypes, torch.tensor([[1.0, 1.0], [3.0, 4.0]])
+    )
     # Squared distances 2 and 13, then 25 and 0; the third class is not known.
     rows = [[1 / (1 + math.exp(-11)), 1 / (1 + math.exp(11)), 0.0], [0.0, 1.0, 0.0]]
-    torch.testing.assert_close(found, torch.tensor(rows), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(probabilities, torch.tensor(rows), atol=1e-6, rtol=1e-5)
     assert nearest_prototype(prototypes, torch.empty(0, 2)).shape == (0, 3)
 
 

@@ -48,10 +48,14 @@ def test_two_rounds_by_hand() -> None:
     assert memory["b"].personal.tolist() == pytest.approx([0.5, -0.5], abs=1e-6)
     _, memory = run_rounds(method, clients, num_rounds=2)
     # From P itself: a's softmax is σ(⅓), b's σ(1).
-    own = 1 / 6 + 2 / 3 - 1 / (1 + math.exp(-1 / 3))
-    assert memory["a"].personal.tolist() == pytest.approx([own, -own], abs=1e-6)
-    own = 0.5 + 1 - SIGMA_1
-    assert memory["b"].personal.tolist() == pytest.approx([own, -own], abs=1e-6)
+    personal = 1 / 6 + 2 / 3 - 1 / (1 + math.exp(-1 / 3))
+    assert memory["a"].personal.tolist() == pytest.approx(
+        [personal, -personal], abs=1e-6
+    )
+    personal = 0.5 + 1 - SIGMA_1
+    assert memory["b"].personal.tolist() == pytest.approx(
+        [personal, -personal], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
@@ -62,9 +66,9 @@ def test_each_head_has_its_own_loss(exponent: float) -> None:
     part, update = method.client_update(payload, None, white([0, 0, 1]), 1, KEY)
     # 2^γ e^½ / (2^γ e^½ + e^-½); P's is that of γ = 0. Two of three labels are 0.
     balanced = 1 / (1 + math.exp(-1) / 2**exponent)
-    generic, own = 0.5 - (balanced - 2 / 3), -(SIGMA_1 - 2 / 3)
+    generic, personal = 0.5 - (balanced - 2 / 3), -(SIGMA_1 - 2 / 3)
     assert update.weights.tolist() == pytest.approx([generic, -generic], abs=1e-6)
-    assert part.personal.tolist() == pytest.approx([own, -own], abs=1e-6)
+    assert part.personal.tolist() == pytest.approx([personal, -personal], abs=1e-6)
 
 
 def test_the_body_learns_from_the_generic_head_alone() -> None:
@@ -77,8 +81,8 @@ def test_the_body_learns_from_the_generic_head_alone() -> None:
     expected = [1 - slope, 0.5 - 2 * slope]
     assert update.weights.tolist() == pytest.approx(expected, abs=1e-6)
     # G + P = 1½: σ(3). P's gradient is 2a (σ(3) - ⅔), with the features from before.
-    own = 1 - 2 * (1 / (1 + math.exp(-3)) - 2 / 3)
-    assert after.personal.tolist() == pytest.approx([own], abs=1e-6)
+    personal = 1 - 2 * (1 / (1 + math.exp(-3)) - 2 / 3)
+    assert after.personal.tolist() == pytest.approx([personal], abs=1e-6)
 
 
 def test_what_is_sent_does_not_depend_on_the_personal_head() -> None:
@@ -98,8 +102,8 @@ def test_served_is_the_sum_of_both_heads_logits() -> None:
     served = one_model_of(method, payload, part, data)
     images = noisy(8, 0, seed=5).train.images
     weight, bias = part.personal[:12].view(3, 4), part.personal[12:]
-    own = task.embed(payload.weights, images) @ weight.T + bias
-    expected = torch.softmax(task.logits(payload.weights, images) + own, dim=1)
+    personal = task.embed(payload.weights, images) @ weight.T + bias
+    expected = torch.softmax(task.logits(payload.weights, images) + personal, dim=1)
     torch.testing.assert_close(served(images), expected)
     assert served.without_validation() is served
     # Without data, and with a head that is 0, it is the generic model.
@@ -115,11 +119,11 @@ def test_an_unseen_client_is_served_a_linear_probe() -> None:
     task, data = normed_task(TRAINING), noisy(6, 2, seed=1)
     payload = ModelPayload(task.initial_weights)
     method = FedRoD(task, FedRoDSettings(unseen_epochs=4))
-    found = one_model_of(method, payload, None, data)
+    model = one_model_of(method, payload, None, data)
     expected = one_model_of(
         topped("linear_probe", task, num_epochs=4), payload, None, data
     )
-    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(model.weights, expected.weights)
 
 
 def test_a_head_on_a_part_of_the_features() -> None:
@@ -133,11 +137,11 @@ def test_a_head_on_a_part_of_the_features() -> None:
     part, _ = method.client_update(payload, None, data, 1, KEY)
     served = one_model_of(method, payload, part, data)
     # A step of P from 0 makes the labels likelier than they are to G.
-    found, generic = (
+    logits, generic = (
         evaluate(ModelPredictor(task, weights), train).log_loss_sum
         for weights in (served.weights, payload.weights)
     )
-    assert found < generic
+    assert logits < generic
 
 
 @pytest.mark.parametrize(

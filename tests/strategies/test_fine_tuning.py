@@ -61,8 +61,8 @@ def test_fine_tuning_by_hand(
     settings: dict[str, Any],
     expected: float,
 ) -> None:
-    found = tuned("fine_tuning", linear_task(**training), data, **settings)
-    assert found.tolist() == pytest.approx([-expected, expected])
+    weights = tuned("fine_tuning", linear_task(**training), data, **settings)
+    assert weights.tolist() == pytest.approx([-expected, expected])
 
 
 def test_two_epochs_of_a_probe_by_hand() -> None:
@@ -92,6 +92,6 @@ def test_the_body_is_the_one_that_serves() -> None:
     error = probabilities - torch.nn.functional.one_hot(both.labels, 3)
     gradient = error.T @ features / len(both)
     probed = tuned("linear_probe", task, data, num_epochs=1, learning_rate=0.5)
-    found = task.model.named(probed)["classifier.weight"]
+    head = task.model.named(probed)["classifier.weight"]
     expected = task.model.named(weights)["classifier.weight"] - 0.5 * gradient
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(head, expected)

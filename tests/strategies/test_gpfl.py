@@ -51,16 +51,18 @@ def parts_of(guidance: Tensor) -> list[Tensor]:
     shapes: list[Sequence[int]] = [(C, P), *[(P, P), (P,), (P,), (P,)] * 2]
     sizes = [torch.Size(shape).numel() for shape in shapes]
     tensors = torch.split(guidance.double(), sizes)
-    return [one.reshape(shape) for one, shape in zip(tensors, shapes, strict=True)]
+    return [
+        tensor.reshape(shape) for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
 
 
 def valve(z: Tensor, condition: Tensor, guidance: Sequence[Tensor]) -> Tensor:
-    made = []
+    outputs = []
     for weight, bias, gain, offset in (guidance[1:5], guidance[5:9]):
         inside = (weight @ condition + bias).clamp_min(0)
         away = inside - inside.mean()
-        made.append(away / (away.square().mean() + 1e-5).sqrt() * gain + offset)
-    return (z * (1 + made[0]) + made[1]).clamp_min(0)
+        outputs.append(away / (away.square().mean() + 1e-5).sqrt() * gain + offset)
+    return (z * (1 + outputs[0]) + outputs[1]).clamp_min(0)
 
 
 def pixels_of(data: ClientData) -> Tensor:
@@ -81,12 +83,12 @@ def after_a_step(
     body, head, classes, *_ = leaves
     sent, labels = classes.detach().clone(), data.train.labels
     z = pixels_of(data) @ body.T
-    own = valve(z, condition_of(data, sent), leaves[2:])
+    personal = valve(z, condition_of(data, sent), leaves[2:])
     shared = valve(z, sent.mean(dim=0), leaves[2:])
     loss = torch.zeros(()).double()
-    for of_own, of_shared, label in zip(own, shared, labels, strict=True):
+    for of_own, of_shared, label in zip(personal, shared, labels, strict=True):
         direction = of_shared / of_shared.norm().clamp_min(1e-12)
-        cosines = torch.stack([direction @ one / one.norm() for one in classes])
+        cosines = torch.stack([direction @ row / row.norm() for row in classes])
         loss = loss - (head @ of_own).log_softmax(0)[label]
         loss = loss - cosines.log_softmax(0)[label]
         loss = loss + 0.3 * (of_shared - sent[label]).norm()
@@ -104,7 +106,7 @@ def test_a_round_by_formulas() -> None:
     task = linear_body_task()
     method = GPFL(task, SETTINGS)
     before = method.init(("a", "b"), KEY.child("init"))
-    found, memory = run_rounds(method, CLIENTS, num_rounds=1)
+    after, memory = run_rounds(method, CLIENTS, num_rounds=1)
     models = {
         name: after_a_step(before.weights, before.guidance, data)
         for name, data in CLIENTS.items()
@@ -115,8 +117,8 @@ def test_a_round_by_formulas() -> None:
     # The server's head stays the initial one; each client keeps its own.
     body = ~task.head_mask
     expected = torch.where(body, weights.float(), before.weights)
-    torch.testing.assert_close(found.weights, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.guidance, guidance.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after.weights, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after.guidance, guidance.float(), rtol=1e-4, atol=1e-5)
     for name, (model, _) in models.items():
         head = model[task.head_mask].float()
         torch.testing.assert_close(memory[name].personal, head, rtol=1e-4, atol=1e-5)
@@ -126,15 +128,15 @@ def test_what_is_served_by_formulas() -> None:
     task = linear_body_task()
     method = GPFL(task, SETTINGS)
     payload = method.init(("a", "b"), KEY.child("init"))
-    own = PersonalPart(torch.arange(9.0) / 9)
-    served = method.personalize(payload, own, CLIENTS["a"], KEY)
+    personal = PersonalPart(torch.arange(9.0) / 9)
+    served = method.personalize(payload, personal, CLIENTS["a"], KEY)
     guidance = parts_of(payload.guidance)
     condition = condition_of(CLIENTS["a"], guidance[0])
     body = payload.weights[: 4 * P].double().reshape(P, 4)
     through = valve(pixels_of(CLIENTS["b"]) @ body.T, condition, guidance)
-    expected = (through @ own.personal.double().reshape(C, P).T).softmax(dim=1)
-    found = served(CLIENTS["b"].train.images)
-    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
+    expected = (through @ personal.personal.double().reshape(C, P).T).softmax(dim=1)
+    probabilities = served(CLIENTS["b"].train.images)
+    torch.testing.assert_close(probabilities, expected.float(), rtol=1e-4, atol=1e-5)
     # Who was never drawn trains the initial head alone, on both splits.
     short = GPFL(task, replace(SETTINGS, unseen_epochs=1))
     unseen = short.personalize(payload, None, CLIENTS["a"], KEY)
@@ -146,8 +148,8 @@ def test_what_is_served_by_formulas() -> None:
     wrong = (through @ head.T).softmax(dim=1) - torch.eye(C).double()[data.labels]
     head = head - 0.5 * wrong.T @ through / len(data)
     expected = (through @ head.T).softmax(dim=1)
-    found = unseen(data.images)
-    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
+    probabilities = unseen(data.images)
+    torch.testing.assert_close(probabilities, expected.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_with_an_open_valve_and_no_classes_a_step_is_fedpers() -> None:
@@ -157,16 +159,16 @@ def test_with_an_open_valve_and_no_classes_a_step_is_fedpers() -> None:
     start = method.init(("a", "b"), KEY)
     nothing = ModelAndGuidance(start.weights, torch.zeros_like(start.guidance))
     fedper, data = FedPer(task, FedPerSettings()), CLIENTS["a"]
-    own = PersonalPart(torch.linspace(-1, 1, 15))
-    kept, update = method.client_update(nothing, own, data, 1, KEY)
-    part, expected = fedper.client_update(start, own, data, 1, KEY)
+    personal = PersonalPart(torch.linspace(-1, 1, 15))
+    kept, update = method.client_update(nothing, personal, data, 1, KEY)
+    part, expected = fedper.client_update(start, personal, data, 1, KEY)
     assert torch.equal(kept.personal, part.personal)
     assert torch.equal(update.shared, expected.shared)
-    _, other = method.client_update(start, own, data, 1, KEY)
+    _, other = method.client_update(start, personal, data, 1, KEY)
     assert not torch.equal(other.shared, expected.shared)
     queries = CLIENTS["b"].train.images
-    served = method.personalize(nothing, own, data, KEY)(queries)
-    assert torch.equal(served, fedper.personalize(start, own, data, KEY)(queries))
+    served = method.personalize(nothing, personal, data, KEY)(queries)
+    assert torch.equal(served, fedper.personalize(start, personal, data, KEY)(queries))
 
 
 def test_guidance_of_another_shape_is_refused() -> None:

@@ -109,8 +109,8 @@ def test_the_mean_is_over_those_who_hold_a_weight_by_hand() -> None:
     method = halves()
     before = ModelState(torch.arange(8.0))
     half, whole = update(10, 20, 30, 40), update(*[2.0] * 8, num_examples=9)
-    found = method.aggregate(before, [("half", half), ("whole", whole)])
-    assert found.weights.tolist() == [6, 2, 11, 2, 16, 2, 21, 2]
+    after = method.aggregate(before, [("half", half), ("whole", whole)])
+    assert after.weights.tolist() == [6, 2, 11, 2, 16, 2, 21, 2]
     # What nobody holds stays as it was.
     alone = method.aggregate(before, [("half", half), ("other", update(0, 0, 0, 0))])
     assert alone.weights.tolist() == [5, 1, 10, 3, 15, 5, 20, 7]
@@ -121,8 +121,8 @@ def test_examples_may_count_by_hand() -> None:
     half = update(10, 20, 30, 40, num_examples=1)
     whole = update(*[2.0] * 8, num_examples=3)
     before = ModelState(torch.zeros(8))
-    found = method.aggregate(before, [("half", half), ("whole", whole)])
-    assert found.weights.tolist() == [4, 2, 6.5, 2, 9, 2, 11.5, 2]
+    after = method.aggregate(before, [("half", half), ("whole", whole)])
+    assert after.weights.tolist() == [4, 2, 6.5, 2, 9, 2, 11.5, 2]
 
 
 def test_hidden_outputs_are_divided_by_the_width_by_hand() -> None:
@@ -145,13 +145,13 @@ def test_places_of_convolutions_and_of_what_is_behind_them() -> None:
     whole = build_model(choice, spec, RandomKey(0))
     part = build_model(narrower(choice, 0.3), spec, RandomKey(1))
     weights = torch.randn(whole.num_weights)
-    found = part.named(weights[places_in(whole, part)])
+    tensors = part.named(weights[places_in(whole, part)])
     expected = whole.named(weights)
-    assert found["features.0.weight"].shape == (10, 3, 5, 5)
-    assert found["features.3.weight"].shape == (20, 10, 5, 5)
-    assert found["features.7.weight"].shape == (3, 20 * 4)
-    assert found["classifier.weight"].shape == (5, 3)
-    for name, tensor in found.items():
+    assert tensors["features.0.weight"].shape == (10, 3, 5, 5)
+    assert tensors["features.3.weight"].shape == (20, 10, 5, 5)
+    assert tensors["features.7.weight"].shape == (3, 20 * 4)
+    assert tensors["classifier.weight"].shape == (5, 3)
+    for name, tensor in tensors.items():
         assert torch.equal(tensor, expected[name][tuple(map(slice, tensor.shape))])
 
 
@@ -164,9 +164,9 @@ def test_a_sub_model_is_the_whole_one_whose_other_channels_are_silent() -> None:
     silent = torch.zeros(len(weights))
     silent[part.places] = payload.weights
     images = noisy(6, 0, seed=1).train.images
-    found = part.task.logits(payload.weights, images)
+    logits = part.task.logits(payload.weights, images)
     expected = method.task.logits(silent, images)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(logits, expected)
 
 
 def rounds_of(method: Any) -> ModelState:
@@ -177,10 +177,10 @@ def rounds_of(method: Any) -> ModelState:
 
 def test_with_whole_widths_and_weights_by_size_it_is_fedavg() -> None:
     plain = rounds_of(of_name("fedavg", plain_task(EVERYTHING)))
-    found = rounds_of(
+    state = rounds_of(
         method_of(plain_task(EVERYTHING), widths=(1.0,), client_weights="size")
     )
-    assert torch.equal(found.weights, plain.weights)
+    assert torch.equal(state.weights, plain.weights)
     # BatchNorm is no obstacle then.
     plain = rounds_of(of_name("fedavg", normed_task(EVERYTHING)))
     whole = method_of(normed_task(EVERYTHING), widths=(1.0,), client_weights="size")
@@ -246,11 +246,11 @@ class TestMaskedLabels:
             payload = method.broadcast(state, client, KEY)
             data = noisy(9, 0, 1, labels=labels)
             sent[client] = method.client_update(payload, None, data, 1, KEY)[1]
-        found = method.aggregate(state, iter(sent.items())).weights
+        averaged = method.aggregate(state, iter(sent.items())).weights
         rows = method._part(1.0).labels
         mean = (sent["a"].weights.double() + sent["b"].weights) / 2
-        assert torch.equal(found[rows == 2], sent["b"].weights[rows == 2])
-        assert torch.equal(found[rows != 2], mean.float()[rows != 2])
+        assert torch.equal(averaged[rows == 2], sent["b"].weights[rows == 2])
+        assert torch.equal(averaged[rows != 2], mean.float()[rows != 2])
 
     def test_the_loss_is_that_of_masked_logits_by_hand(self) -> None:
         task = two_hidden(1, 0, 0, 0, 2, 0, 5, 0, batch_size=1, learning_rate=1.0)
@@ -290,18 +290,18 @@ class TestWidths:
             plain_task(training), widths=(1.0, 0.5, 0.25), assignment="speed"
         )
         whole = of_name("fedavg", plain_task(training))
-        fast = {one: by_speed.width(one) for one in clients}
+        fast = {client: by_speed.width(client) for client in clients}
         key = by_speed.task.key
         seconds = Devices(training, clients, whole, key)
         order = sorted(clients, key=seconds.work_s)
-        assert [fast[one] for one in order] == sorted(fast.values(), reverse=True)
+        assert [fast[client] for client in order] == sorted(fast.values(), reverse=True)
         for width in (1.0, 0.5, 0.25):
             assert [*fast.values()].count(width) == pytest.approx(100, abs=25)
         # Virtual time knows it.
         shorter = Devices(training, clients, by_speed, key)
-        for one in clients:
-            share = shorter.work_s(one) / seconds.work_s(one)
-            assert share == pytest.approx(by_speed.work(one))
+        for client in clients:
+            share = shorter.work_s(client) / seconds.work_s(client)
+            assert share == pytest.approx(by_speed.work(client))
 
     def test_bytes_are_those_of_the_part(self) -> None:
         training = TrainingSettings(

@@ -161,7 +161,10 @@ ZERO = torch.zeros(2)
 def test_the_lowest_loss_wins(
     weights: tuple[torch.Tensor, ...], parts: list[list[int]], expected: int
 ) -> None:
-    payload, given = models(*weights, default=1), [white(one).train for one in parts]
+    payload, given = (
+        models(*weights, default=1),
+        [white(labels).train for labels in parts],
+    )
     assert best_position(linear_task(), payload, given) == expected
 
 

@@ -94,11 +94,11 @@ def test_it_is_fedavg(
     clients = {client: noisy(5 + i, 2, seed=i) for i, client in enumerate("abc")}
     plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds)
     method = of_name(name, task, **settings)
-    found, memory = run_rounds(method, clients, num_rounds)
-    assert torch.equal(global_model(found), plain.weights)
+    state, memory = run_rounds(method, clients, num_rounds)
+    assert torch.equal(global_model(state), plain.weights)
     images = clients["a"].validation.images
     for known_as, kept in (("a", memory["a"]), (UNSEEN_CLIENT, None)) if serves else ():
-        payload = method.broadcast(found, known_as, KEY)
+        payload = method.broadcast(state, known_as, KEY)
         rows = method.personalize(payload, kept, clients["a"], KEY)(images)
         assert torch.equal(rows, task.probabilities(plain.weights, images))
     if others is not None:
@@ -122,7 +122,7 @@ def test_it_is_local(name: str, alone: dict[str, Any], mixed: dict[str, Any]) ->
     task = normed_task(EVERYTHING)
     clients = {"a": noisy(7, 2, seed=1), "b": noisy(4, 2, seed=2)}
     num_rounds = EVERYTHING.num_rounds
-    found, pulled = (
+    model, pulled = (
         run_rounds(of_name(name, task, **each), clients, num_rounds)[1]
         for each in (alone, mixed)
     )
@@ -130,5 +130,5 @@ def test_it_is_local(name: str, alone: dict[str, Any], mixed: dict[str, Any]) ->
         payload = ModelPayload(task.initial_weights)
         local = one_model_of(of_name("local", task), payload, None, data)
         served = local.without_validation()
-        assert torch.equal(found[client].weights, served.weights)
+        assert torch.equal(model[client].weights, served.weights)
         assert not torch.equal(pulled[client].weights, served.weights)

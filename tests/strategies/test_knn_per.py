@@ -81,9 +81,9 @@ def oracle(
     stored: Tensor, labels: Tensor, queries: Tensor, settings: KnnSettings
 ) -> NDArray[np.float64]:
     """p_kNN by a loop over the queries; Eq. 6 in float64."""
-    keys, asked = stored.double().numpy(), queries.double().numpy()
-    probabilities = np.zeros((len(asked), NUM_CLASSES))
-    for row, query in enumerate(asked):
+    keys, points = stored.double().numpy(), queries.double().numpy()
+    probabilities = np.zeros((len(points), NUM_CLASSES))
+    for row, query in enumerate(points):
         distances = np.sqrt(((keys - query) ** 2).sum(axis=1))
         nearest = np.argsort(distances, kind="stable")[: settings.num_neighbors]
         kept = distances[nearest]
@@ -113,8 +113,8 @@ def test_the_neighbours_alone_equal_the_oracle(
         TASK.embed(weights, test.images),
         settings,
     )
-    found = served(data, settings)(test.images)
-    np.testing.assert_allclose(found.numpy(), expected, atol=2e-6)
+    probabilities = served(data, settings)(test.images)
+    np.testing.assert_allclose(probabilities.numpy(), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("num_images", [0, 33, 193])
@@ -122,10 +122,10 @@ def test_the_global_model_alone_is_fedavg_bit_for_bit(num_images: int) -> None:
     settings = KnnSettings(knn_weights=(0.0,))
     data = client(20, 5)
     payload, rng = ModelPayload(TASK.initial_weights), RandomKey(1)
-    ours = knn_per(TASK, settings).personalize(payload, None, data, rng)
-    theirs = FedAvg(TASK, NoSettings()).personalize(payload, None, data, rng)
+    predictor = knn_per(TASK, settings).personalize(payload, None, data, rng)
+    fedavg = FedAvg(TASK, NoSettings()).personalize(payload, None, data, rng)
     images = draw("test", num_images).images
-    assert torch.equal(ours(images), theirs(images))
+    assert torch.equal(predictor(images), fedavg(images))
 
 
 def test_a_client_without_data_serves_the_global_model_whatever_its_weight() -> None:
@@ -161,9 +161,9 @@ def test_the_index_that_is_set_is_searched() -> None:
         for store in (StoreSettings(), StoreSettings(index=SCALAR))
     )
     # 8 bits a number move the votes, but few of them to another label.
-    found, expected = coarse(images), exact(images)
-    assert not torch.equal(found, expected)
-    assert (found.argmax(dim=1) == expected.argmax(dim=1)).float().mean() > 0.8
+    approximate, expected = coarse(images), exact(images)
+    assert not torch.equal(approximate, expected)
+    assert (approximate.argmax(dim=1) == expected.argmax(dim=1)).float().mean() > 0.8
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -249,17 +249,19 @@ DATA = client(30, 10)
 def test_the_memory_is_on_the_tuned_model() -> None:
     queries, both = draw("test", 20).images, DATA.train_and_validation()
     settings = KnnSettings(num_neighbors=5, knn_weights=(1.0,))
-    found = served_tuned(DATA, num_neighbors=5, knn_weights=(1.0,))(queries)
+    probabilities = served_tuned(DATA, num_neighbors=5, knn_weights=(1.0,))(queries)
 
     def by(weights: Tensor) -> Tensor:
         stored = stored_by(weights, DATA)
-        asked = TASK.embed(weights, queries)
-        return torch.from_numpy(oracle(stored, both.labels, asked, settings)).float()
+        embeddings = TASK.embed(weights, queries)
+        return torch.from_numpy(
+            oracle(stored, both.labels, embeddings, settings)
+        ).float()
 
-    torch.testing.assert_close(found, by(tuned(both)), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(probabilities, by(tuned(both)), rtol=1e-3, atol=1e-4)
     alone = served_tuned(DATA, knn_weights=(0.0,))(queries)
     torch.testing.assert_close(alone, TASK.probabilities(tuned(both), queries))
-    assert not torch.allclose(found, by(TASK.initial_weights), atol=1e-2)
+    assert not torch.allclose(probabilities, by(TASK.initial_weights), atol=1e-2)
 
 
 def test_the_weight_is_tuned_with_the_training_split_only() -> None:
@@ -368,8 +370,8 @@ THREE = torch.tensor([[0.5, 0.3, 0.2]])
 
 def of_classes(examples: Examples, *labels: int) -> Examples:
     """Return those of some classes."""
-    wanted = torch.isin(examples.labels, torch.tensor(labels))
-    return examples.take(wanted.nonzero()[:, 0])
+    chosen = torch.isin(examples.labels, torch.tensor(labels))
+    return examples.take(chosen.nonzero()[:, 0])
 
 
 def three_shares(embeddings: torch.Tensor) -> torch.Tensor:
@@ -382,8 +384,8 @@ def test_without_strengths_it_is_the_papers() -> None:
     # Shares of the classes alone change nothing.
     neutral = ClassPriorSettings((), (0.1, 0.2, 0.3, 0.4))
     paper, same = (
-        served(data, KnnSettings(tuning=BY_LOSS, class_prior=one))
-        for one in (ClassPriorSettings(), neutral)
+        served(data, KnnSettings(tuning=BY_LOSS, class_prior=prior))
+        for prior in (ClassPriorSettings(), neutral)
     )
     assert torch.equal(paper(images), same(images))
     assert paper.describe() == same.describe()
@@ -445,34 +447,34 @@ def test_clients_of_few_examples_and_of_one_class_are_served(
     )
     images = draw("test", 7).images
     predictor = served(ClientData(one_class, validation), settings)
-    found = predictor(images)
-    torch.testing.assert_close(found.sum(dim=1), torch.ones(7))
+    probabilities = predictor(images)
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(7))
     if sum(sizes) == 0:
         model = TASK.probabilities(TASK.initial_weights, images)
-        assert torch.equal(found, model)
+        assert torch.equal(probabilities, model)
 
 
 def test_an_example_that_is_left_out_does_not_count_for_itself() -> None:
     labels = torch.tensor([0, 0, 1])
     store = memory_store(torch.tensor([[0.0], [1.0], [2.0]]), labels, 3)
-    one = ClassPriorSettings((3.0,))
-    evidence = left_out_evidence(store, torch.tensor([2, 0]), three_shares, 2, one)
+    prior = ClassPriorSettings((3.0,))
+    evidence = left_out_evidence(store, torch.tensor([2, 0]), three_shares, 2, prior)
     # The third sees (2, 0, 0), the first (1, 1, 0): q = (3, 1, 1) / 5, (2, 2, 1) / 5.
     expected = torch.tensor([[1.5, 0.3, 0.2], [1.0, 0.6, 0.2]])
     expected /= expected.sum(dim=1, keepdim=True)
-    found = evidence.adapted(1.0).queries.probabilities
-    torch.testing.assert_close(found, expected)
+    probabilities = evidence.adapted(1.0).queries.probabilities
+    torch.testing.assert_close(probabilities, expected)
     assert evidence.queries.labels.tolist() == [1, 0]
 
 
 def test_validation_examples_do_not_count_before_they_are_stored() -> None:
     store = memory_store(torch.zeros((2, 1)), torch.tensor([0, 0]), 3)
     validation = NewExamples(torch.ones((1, 1)), torch.tensor([2]))
-    one = ClassPriorSettings((3.0,))
-    evidence = validation_evidence(store, validation, three_shares, 2, one)
+    prior = ClassPriorSettings((3.0,))
+    evidence = validation_evidence(store, validation, three_shares, 2, prior)
     expected = torch.tensor([[1.5, 0.3, 0.2]]) / 2
-    found = evidence.adapted(1.0).queries.probabilities
-    torch.testing.assert_close(found, expected)
+    probabilities = evidence.adapted(1.0).queries.probabilities
+    torch.testing.assert_close(probabilities, expected)
 
 
 def test_shares_of_other_classes_are_refused_before_anything_is_trained() -> None:

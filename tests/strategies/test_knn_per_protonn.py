@@ -90,11 +90,11 @@ def test_lambda_is_chosen_on_the_validation_split() -> None:
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (1, 1)])
 def test_clients_with_hardly_any_data(sizes: tuple[int, int]) -> None:
     data = ClientData(drawn(sizes[0], 1), drawn(sizes[1], 2))
-    found = served(data, 0.0, 0.5, 1.0)
-    torch.testing.assert_close(found.sum(dim=1), torch.ones(25))
+    predictor = served(data, 0.0, 0.5, 1.0)
+    torch.testing.assert_close(predictor.sum(dim=1), torch.ones(25))
     if 0 in sizes:
         expected = TASK.probabilities(TASK.initial_weights, drawn(25, 9).images)
-        assert torch.equal(found, expected)
+        assert torch.equal(predictor, expected)
 
 
 def test_the_choice_of_lambda_by_hand() -> None:

@@ -68,14 +68,14 @@ def test_a_round_by_hand() -> None:
 
 def test_what_is_served_by_hand() -> None:
     method = joint(linear_task(learning_rate=1.0), 0.5)
-    found = mixture_served(method, torch.zeros(2), white([0]))
-    central, own = found.components
+    mixture = mixture_served(method, torch.zeros(2), white([0]))
+    central, local = mixture.components
     assert central.tolist() == [0.0, 0.0]
-    assert own.tolist() == pytest.approx([0.25, -0.25], abs=1e-6)
-    rows = found(white([0]).train.images)
+    assert local.tolist() == pytest.approx([0.25, -0.25], abs=1e-6)
+    rows = mixture(white([0]).train.images)
     expected = [0.5 * SIGMA + 0.25, 0.75 - 0.5 * SIGMA]
     assert rows[0].tolist() == pytest.approx(expected, abs=1e-6)
-    assert found.describe() == {"interpolation_weight": 0.5}
+    assert mixture.describe() == {"interpolation_weight": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_local_models_by_hand(
     method = mapper.Mapper(
         linear_task(learning_rate=1.0), mapper.MapperSettings((1.0,), **settings)
     )
-    found = mixture_served(method, torch.tensor([start, -start]), white([0]))
-    assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
+    mixture = mixture_served(method, torch.tensor([start, -start]), white([0]))
+    assert float(mixture.components[1][0]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_first_rounds_are_fedavgs() -> None:
@@ -107,8 +107,8 @@ def test_the_first_rounds_are_fedavgs() -> None:
     settings = mapper.MapperSettings((0.5,), warm_start_fraction=0.5)
     for num_rounds, same in ((2, True), (3, False)):
         expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds)
-        found, _ = run_rounds(mapper.Mapper(task, settings), clients, num_rounds)
-        assert torch.equal(found.weights, expected.weights) == same
+        state, _ = run_rounds(mapper.Mapper(task, settings), clients, num_rounds)
+        assert torch.equal(state.weights, expected.weights) == same
 
 
 def test_a_central_model_without_a_part_is_returned_as_it_was_sent() -> None:
@@ -127,8 +127,8 @@ def test_the_fixed_model_gets_no_gradient() -> None:
     ends: list[torch.Tensor] = []
 
     def record(head: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> None:
-        found = (logits.requires_grad, head.training)
-        passes[head is trained_head].append(found)
+        flags = (logits.requires_grad, head.training)
+        passes[head is trained_head].append(flags)
         if head is not trained_head:
             ends.append(head.get_parameter("weight"))
 
@@ -147,16 +147,16 @@ def test_the_loss_is_that_of_the_mixture_of_probabilities() -> None:
     objective = mapper.mixture_loss(task, 0.25, torch.tensor([1.0, -1.0]))
     task.model.load(torch.tensor([-0.5, 0.5]))
     inputs, labels = torch.ones(2, 1, 1, 1), torch.tensor([0, 1])
-    own, other = 1 - 0.7310586, 0.8807971  # σ(-1), σ(2)
-    mixture = 0.25 * own + 0.75 * other
+    local, fixed = 1 - 0.7310586, 0.8807971  # σ(-1), σ(2)
+    mixture = 0.25 * local + 0.75 * fixed
     expected = -torch.tensor([mixture, 1 - mixture]).log()
-    found = objective(task.model.module, inputs, labels)
-    torch.testing.assert_close(found.detach(), expected)
+    loss = objective(task.model.module, inputs, labels)
+    torch.testing.assert_close(loss.detach(), expected)
 
 
 def test_each_position_of_a_text_has_a_mixture_of_its_own() -> None:
     task = text_task(hidden_dim=6, learning_rate=0.1)
-    own, fixed = task.initial_weights, task.fresh_weights(RandomKey(8))
+    local, fixed = task.initial_weights, task.fresh_weights(RandomKey(8))
     inputs, labels = windows()
     text = torch.cat([inputs.flatten(start_dim=1), labels[:, None]], dim=1)
 
@@ -170,11 +170,11 @@ def test_each_position_of_a_text_has_a_mixture_of_its_own() -> None:
             columns.append(rows.gather(1, text[:, length : length + 1])[:, 0])
         return torch.stack(columns, dim=1)
 
-    mixture = 0.25 * probabilities(own) + 0.75 * probabilities(fixed)
+    mixture = 0.25 * probabilities(local) + 0.75 * probabilities(fixed)
     objective = mapper.mixture_loss(task, 0.25, fixed)
-    task.model.load(own)
-    found = objective(task.model.module, inputs, labels).detach()
-    torch.testing.assert_close(found, -mixture.log().mean(dim=1))
+    task.model.load(local)
+    loss = objective(task.model.module, inputs, labels).detach()
+    torch.testing.assert_close(loss, -mixture.log().mean(dim=1))
 
 
 def test_a_central_model_without_a_part_reports_what_training_minimises() -> None:
@@ -203,8 +203,8 @@ def test_on_validation_and_else_on_the_training_split(
 ) -> None:
     task = linear_task()
     data = white(train, validation)
-    found = mapper.best_pair(task, torch.zeros(2), PAIRS, data)
-    assert found.interpolation_weight == expected
+    pair = mapper.best_pair(task, torch.zeros(2), PAIRS, data)
+    assert pair.interpolation_weight == expected
 
 
 def test_of_equals_the_first() -> None:
@@ -215,17 +215,17 @@ def test_of_equals_the_first() -> None:
 
 def test_without_training_data_the_central_model() -> None:
     task, central = linear_task(), torch.tensor([0.3, 0.1])
-    found = mapper.best_pair(task, central, PAIRS[1:], white([], [0]))
-    assert found.interpolation_weight == 0.0
-    assert found.local is central
+    pair = mapper.best_pair(task, central, PAIRS[1:], white([], [0]))
+    assert pair.interpolation_weight == 0.0
+    assert pair.local is central
 
 
 def test_the_mixture_may_be_best() -> None:
     task = linear_task()
-    central, own = torch.tensor([2.0, -2.0]), torch.tensor([-2.0, 2.0])
-    pairs = [mapper.Pair(share, own) for share in (0.0, 0.5, 1.0)]
-    found = mapper.best_pair(task, central, pairs, white([0], [0, 1]))
-    assert found.interpolation_weight == 0.5
+    central, local = torch.tensor([2.0, -2.0]), torch.tensor([-2.0, 2.0])
+    pairs = [mapper.Pair(share, local) for share in (0.0, 0.5, 1.0)]
+    pair = mapper.best_pair(task, central, pairs, white([0], [0, 1]))
+    assert pair.interpolation_weight == 0.5
 
 
 def two_stage(task: Task, *cover: float) -> Method:
@@ -235,40 +235,40 @@ def two_stage(task: Task, *cover: float) -> Method:
 
 def test_by_hand() -> None:
     task = linear_task(learning_rate=0.5)
-    found = mixture_served(two_stage(task, 0.3), torch.zeros(2), white([0]))
-    central, own = found.components
+    mixture = mixture_served(two_stage(task, 0.3), torch.zeros(2), white([0]))
+    central, local = mixture.components
     # The local model's own loss, whatever λ is: ½ · ½, then ½ (1 - σ(½)).
     expected = 0.25 + 0.5 * (1 - SIGMA)
     assert central.tolist() == [0.0, 0.0]
-    assert float(own[0]) == pytest.approx(expected, abs=1e-6)
-    assert found.mixture_weights.tolist() == pytest.approx([0.7, 0.3])
+    assert float(local[0]) == pytest.approx(expected, abs=1e-6)
+    assert mixture.mixture_weights.tolist() == pytest.approx([0.7, 0.3])
 
 
 def test_no_weight_is_the_method() -> None:
     task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-    found = mixture_served(two_stage(task, 0.0), task.initial_weights, data)
+    mixture = mixture_served(two_stage(task, 0.0), task.initial_weights, data)
     queries = noisy(5, 0, seed=9).train.images
     expected = task.probabilities(task.initial_weights, queries)
-    assert torch.equal(found(queries), expected)
+    assert torch.equal(mixture(queries), expected)
 
 
 def test_all_weight_is_fine_tuning() -> None:
     task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-    found = mixture_served(two_stage(task, 1.0), task.initial_weights, data)
+    mixture = mixture_served(two_stage(task, 1.0), task.initial_weights, data)
     tuned = topped("fine_tuning", task, num_epochs=2)
     payload = ModelPayload(task.initial_weights)
     expected = tuned.personalize(payload, None, data, RandomKey(6))
     queries = noisy(5, 0, seed=9).train.images
-    assert torch.equal(found(queries), expected(queries))
+    assert torch.equal(mixture(queries), expected(queries))
 
 
 def test_the_choice_has_not_seen_validation() -> None:
     task = linear_task(learning_rate=5.0, batch_size=1)
     # Trained on both splits, the local model knows the validation label best.
     data = white([0], [1] * 9)
-    found = mixture_served(two_stage(task, 0.0, 1.0), torch.zeros(2), data)
-    assert found.describe() == {"interpolation_weight": 0.0}
-    before, after = found.without_validation(), found
+    mixture = mixture_served(two_stage(task, 0.0, 1.0), torch.zeros(2), data)
+    assert mixture.describe() == {"interpolation_weight": 0.0}
+    before, after = mixture.without_validation(), mixture
     assert float(before.components[1][0]) > 0 > float(after.components[1][0])
     assert before.without_validation() is before
 
@@ -279,9 +279,9 @@ def test_on_top_of_what_was_trained_on_validation() -> None:
     method = mapper.TwoStageMapper(task, tuned, mapper.TwoStageSettings((0.5,)))
     payload = ModelPayload(task.initial_weights)
     base = one_model_of(tuned, payload, None, data, RandomKey(6))
-    found = mixture_served(method, task.initial_weights, data)
-    assert torch.equal(found.components[0], base.weights)
-    alone = found.without_validation()
+    mixture = mixture_served(method, task.initial_weights, data)
+    assert torch.equal(mixture.components[0], base.weights)
+    alone = mixture.without_validation()
     assert torch.equal(alone.components[0], base.without_validation().weights)
 
 
@@ -295,6 +295,6 @@ def test_without_validation_data_nothing_is_trained_anew(
     task = replace(task, on_trained=lambda _, number: sizes.append(number))
     both = mapper.Mapper(task, mapper.MapperSettings((0.5, 1.0)))
     method = both if num_first == 2 else two_stage(task)
-    found = mixture_served(method, task.initial_weights, data)
+    mixture = mixture_served(method, task.initial_weights, data)
     assert [size > 9 for size in sizes] == [False] * num_first + [True][:num_validation]
-    assert (found.without_validation() is found) == (num_validation == 0)
+    assert (mixture.without_validation() is mixture) == (num_validation == 0)

@@ -92,9 +92,9 @@ def test_a_memory_without_weight_is_the_method(name: str) -> None:
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
     for client, its_state in (("a", memory), (UNSEEN_CLIENT, None)):
         expected = served(method, state, its_state, client, data)
-        found = served(topped, state, its_state, client, data)
-        assert torch.equal(found(queries), expected(queries))
-        assert found.describe().items() >= expected.describe().items()
+        topped_probabilities = served(topped, state, its_state, client, data)
+        assert torch.equal(topped_probabilities(queries), expected(queries))
+        assert topped_probabilities.describe().items() >= expected.describe().items()
 
 
 @pytest.mark.parametrize("on_top", MODEL_ONLY)
@@ -143,20 +143,20 @@ class TestWhatSawTheValidationSplit:
         settings = KnnSettings()
         method = KnnMemory(task, self.base(task, name), settings)
         state = method.init(("a",), RandomKey(1))
-        found = served(method, state, None, "a", data)
-        base = found.embed.__self__
+        predictor = served(method, state, None, "a", data)
+        base = predictor.embed.__self__
         assert isinstance(base, ModelPredictor)
         alone = base.without_validation()
         assert not torch.equal(alone.weights, base.weights)
         expected = knn_predictor(alone, 3, data, settings, RandomKey(4))
-        assert found.knn_weight == expected.knn_weight
-        assert found.describe()["num_stored"] == 17
+        assert predictor.knn_weight == expected.knn_weight
+        assert predictor.describe()["num_stored"] == 17
         assert alone.without_validation() is alone
         # With the model that has seen the split, the choice would be another.
         leaking = knn_predictor(
             replace(base, trained_alone=None), 3, data, settings, RandomKey(4)
         )
-        assert found.knn_weight != leaking.knn_weight
+        assert predictor.knn_weight != leaking.knn_weight
 
 
 def test_titles_say_what_is_on_top() -> None:

@@ -41,8 +41,8 @@ def counting(count: int, seed: int) -> Examples:
 def test_the_lstm_learns_what_follows(all_positions: bool) -> None:
     learned = text_task(all_positions=all_positions, local_epochs=15)
     result = local_sgd(learned, learned.initial_weights, counting(60, 1), 1.0, KEY)
-    found = evaluate(ModelPredictor(learned, result.weights), counting(40, 2))
-    assert found.accuracy == 1.0
+    counts = evaluate(ModelPredictor(learned, result.weights), counting(40, 2))
+    assert counts.accuracy == 1.0
 
 
 def test_training_minimises_the_models_own_loss() -> None:
@@ -111,8 +111,8 @@ def over_text(path: Path) -> dict[str, Any]:
 
 def test_a_whole_run_over_text(tmp_path: Path) -> None:
     path = tmp_path / "said.json"
-    said = {f"speaker {one}": "abcd"[one:] * 60 for one in range(4)}
-    path.write_text(json.dumps(said))
+    texts = {f"speaker {number}": "abcd"[number:] * 60 for number in range(4)}
+    path.write_text(json.dumps(texts))
     results = results_of(over_text(path), tmp_path / "run")
     assert results["seen"]["num_clients"] == 3
     # Whatever the network learned: the same window is followed by the same.
@@ -130,26 +130,26 @@ def own_losses(learned: Task, weights: torch.Tensor, given: Examples) -> torch.T
 def test_losses_are_what_training_minimises(count: int) -> None:
     learned, examples = text_task(), counting(count, 1)
     weights = learned.initial_weights
-    found = learned.losses(weights, examples)
-    assert found.shape == (count,)
+    losses = learned.losses(weights, examples)
+    assert losses.shape == (count,)
     if count:
-        torch.testing.assert_close(found, own_losses(learned, weights, examples))
+        torch.testing.assert_close(losses, own_losses(learned, weights, examples))
     total = learned.loss_sum(weights, examples)
-    torch.testing.assert_close(total, found.sum())
+    torch.testing.assert_close(total, losses.sum())
 
 
 def test_where_the_last_character_counts_losses_are_those_of_the_logits() -> None:
     learned, examples = text_task(all_positions=False), counting(20, 1)
     weights = learned.initial_weights
     logits = learned.logits(weights, examples.images)
-    for reduction, found in (
+    for reduction, losses in (
         ("none", learned.losses(weights, examples)),
         ("sum", learned.loss_sum(weights, examples)),
     ):
         expected = functional.cross_entropy(
             logits, examples.labels, reduction=reduction
         )
-        assert torch.equal(found, expected)
+        assert torch.equal(losses, expected)
 
 
 def test_methods_judge_models_by_what_training_minimises() -> None:
@@ -164,8 +164,8 @@ def test_methods_judge_models_by_what_training_minimises() -> None:
     payload = ClusterModels(tuple(models), (0, 1, 2), 0)
     assert best_position(learned, payload, (examples,)) == int(means.argmin())
     kinds = torch.zeros(12, dtype=torch.int64)
-    _, found = shares_and_losses(learned, models[1], examples, kinds, 1)
-    torch.testing.assert_close(found, means[1:2])
+    _, client_losses = shares_and_losses(learned, models[1], examples, kinds, 1)
+    torch.testing.assert_close(client_losses, means[1:2])
 
 
 FEATURES = InputSpec(
@@ -199,9 +199,9 @@ def test_the_check_of_an_experiment_knows_the_sites_inputs() -> None:
         "training": {"augmentation": "flip"},
         "method": {"name": "fedavg"},
     }
-    with pytest.raises(ConfigError, match=r"augmentation: found 'flip'") as one:
+    with pytest.raises(ConfigError, match=r"augmentation: found 'flip'") as caught:
         load_experiment(document, experiment_catalogue())
-    assert len(one.value.problems) == 1
+    assert len(caught.value.problems) == 1
 
 
 def test_a_whole_run_over_a_table(tmp_path: Path) -> None:

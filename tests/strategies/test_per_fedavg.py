@@ -67,8 +67,8 @@ def test_without_an_inner_step_it_is_fedavg(variant: Variant) -> None:
     task = linear_task(EVERYTHING, num_pixels=4)
     clients = {name: mixed(7 + seed, seed) for seed, name in enumerate("abc")}
     expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=3)
-    found, _ = run_rounds(method_of(task, variant, 0.0), clients, num_rounds=3)
-    assert torch.equal(found.weights, expected.weights)
+    state, _ = run_rounds(method_of(task, variant, 0.0), clients, num_rounds=3)
+    assert torch.equal(state.weights, expected.weights)
     adapting, _ = run_rounds(method_of(task, variant, 0.5), clients, num_rounds=3)
     assert not torch.allclose(adapting.weights, expected.weights)
 
@@ -78,10 +78,10 @@ def test_the_hessian_product_is_that_of_double_differentiation() -> None:
     weights = torch.linspace(-1.0, 1.0, 8)
     vector = torch.tensor([0.5, -1.0, 0.25, 0.0, 1.0, -0.5, 0.75, -0.25])
     data = mixed(8, 1).train
-    found: list[Tensor] = []
+    products: list[Tensor] = []
 
     def step(model: LocalModel) -> Tensor:
-        found.append(hessian_product(model, model.independent_batch(), vector, 0.01))
+        products.append(hessian_product(model, model.independent_batch(), vector, 0.01))
         assert torch.equal(model.parameters, weights)
         return torch.zeros(())
 
@@ -94,7 +94,7 @@ def test_the_hessian_product_is_that_of_double_differentiation() -> None:
     at = weights.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(at), at, create_graph=True)
     (expected,) = torch.autograd.grad(gradient @ vector, at)
-    torch.testing.assert_close(found[0], expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(products[0], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_both_passes_of_a_difference_drop_the_same_units() -> None:

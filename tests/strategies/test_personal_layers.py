@@ -105,14 +105,14 @@ def test_only_what_is_shared_moves_at_the_server(name: str) -> None:
     task = normed_task(TRAINING)
     clients = {client: noisy(5, 0, seed=i) for i, client in enumerate("ab")}
     state, memory = run_rounds(of_name(name, task), clients, num_rounds=2)
-    own = ~task.head_mask if name == "lg_fedavg" else task.head_mask
+    personal = ~task.head_mask if name == "lg_fedavg" else task.head_mask
     initial = task.initial_weights
     moved = state.weights != initial
-    assert not bool(moved[own].any())
-    assert bool(moved[~own].any())
+    assert not bool(moved[personal].any())
+    assert bool(moved[~personal].any())
     parts = [memory[client].personal for client in "ab"]
-    assert all(len(part) == int(own.sum()) for part in parts)
-    assert all(not torch.equal(part, initial[own]) for part in parts)
+    assert all(len(part) == int(personal.sum()) for part in parts)
+    assert all(not torch.equal(part, initial[personal]) for part in parts)
     assert not torch.equal(parts[0], parts[1])
 
 
@@ -183,10 +183,10 @@ def test_with_an_empty_head_it_is_fedavg() -> None:
     task = dataclasses.replace(normed, model=model, initial_weights=model.read())
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
     expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=3)
-    found, memory = run_rounds(of_name("fedrep", task), clients, num_rounds=3)
-    assert torch.equal(found.weights, expected.weights)
+    state, memory = run_rounds(of_name("fedrep", task), clients, num_rounds=3)
+    assert torch.equal(state.weights, expected.weights)
     for part in (None, memory["a"]):
-        payload = ModelPayload(found.weights)
+        payload = ModelPayload(state.weights)
         served = one_model_of(of_name("fedrep", task), payload, part, clients["a"])
         assert torch.equal(served.weights, expected.weights)
 

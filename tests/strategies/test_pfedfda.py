@@ -98,9 +98,9 @@ def test_a_round_by_hand() -> None:
     before = known_state(method, 2.0, gaussians([0.5, 1.5], 0.8))
     expected = []
     for values, labels in (OF_A, OF_B):
-        x, own = np.array(values), prior_of(labels)
-        found = posterior(2 * x, np.array([0.5, 1.5]), 0.8, own)
-        wrong = found - np.eye(2)[labels]
+        x, prior = np.array(values), prior_of(labels)
+        beliefs = posterior(2 * x, np.array([0.5, 1.5]), 0.8, prior)
+        wrong = beliefs - np.eye(2)[labels]
         a = 2 - 0.5 * float((wrong @ np.array([0.5, 1.5]) / 0.8 * x).mean())
         z, classes = a * x, np.array(labels)
         means = np.array(
@@ -122,9 +122,9 @@ def test_a_round_by_hand() -> None:
         assert float(update.features.covariance) == pytest.approx(variance, abs=1e-5)
     after = method.aggregate(before, updates)
     shares = np.array([0.6, 0.4])
-    body = shares @ np.array([one[1] for one in expected])
-    means = shares @ np.stack([one[2] for one in expected])
-    variance = shares @ np.array([one[3] for one in expected])
+    body = shares @ np.array([client[1] for client in expected])
+    means = shares @ np.stack([client[2] for client in expected])
+    variance = shares @ np.array([client[3] for client in expected])
     assert after.features.means[:, 0].tolist() == pytest.approx(means, abs=1e-5)
     # A linear discriminant: slopes m / s, intercepts -m² / 2s.
     head = [*(means / variance), *(-(means**2) / (2 * variance))]
@@ -140,9 +140,9 @@ def test_with_weight_zero_its_rounds_are_fedbabus_under_its_first_head() -> None
         for name, data in clients.items()
     }
     method = PFedFDA(task, PFedFDASettings(interpolation_weight=0.0))
-    found, _ = run_rounds(method, clients, num_rounds=3)
+    state, _ = run_rounds(method, clients, num_rounds=3)
     start = method.init(("a", "b"), KEY.child("init"))
-    assert torch.equal(found.features.means, start.features.means)
+    assert torch.equal(state.features.means, start.features.means)
     # Equal frequencies move all logits by log ⅓.
     tensors = task.model.named(start.weights)
     tensors["classifier.bias"] = tensors["classifier.bias"].double() + np.log(1 / 3)
@@ -150,7 +150,7 @@ def test_with_weight_zero_its_rounds_are_fedbabus_under_its_first_head() -> None
     fedbabu = FedBABU(under_it, FedBABUSettings())
     expected, _ = run_rounds(fedbabu, clients, num_rounds=3)
     body = ~task.head_mask
-    assert torch.equal(found.weights[body], expected.weights[body])
+    assert torch.equal(state.weights[body], expected.weights[body])
     learning = PFedFDA(task, PFedFDASettings())
     other, _ = run_rounds(learning, clients, num_rounds=3)
     assert not torch.equal(other.weights[body], expected.weights[body])
@@ -194,8 +194,8 @@ def cross_validated(
     """Return the loss on both halves, by inverse matrices, class by class."""
     parts = [half.numpy() for half in halves(torch.from_numpy(labels), KEY)]
     prior, loss = prior_of(labels.tolist(), 3), 0.0
-    for one, two in (parts, parts[::-1]):
-        z, y = embeddings[one], labels[one]
+    for fitted, scored in (parts, parts[::-1]):
+        z, y = embeddings[fitted], labels[fitted]
         means = np.stack(
             [z[y == k].mean(axis=0) if k in y else of_all[0][k] for k in range(3)]
         )
@@ -207,10 +207,12 @@ def cross_validated(
         inverse = np.linalg.inv(mixed)
         distances = [
             np.einsum("np,pq,nq->n", z - m, inverse, z - m)
-            for z, m in ((embeddings[two], m) for m in means)
+            for z, m in ((embeddings[scored], m) for m in means)
         ]
-        found = softmax(np.log(prior) - 0.5 * np.stack(distances, axis=1))
-        loss -= float(np.log(found[np.arange(len(two)), labels[two]]).mean())
+        probabilities = softmax(np.log(prior) - 0.5 * np.stack(distances, axis=1))
+        loss -= float(
+            np.log(probabilities[np.arange(len(scored)), labels[scored]]).mean()
+        )
     return loss
 
 

@@ -115,7 +115,7 @@ def test_every_class_has_a_leaf_of_its_own(
         assert split.right
         assert not set(split.left) & set(split.right)
     for label in tree.classes:
-        path = [one for one in tree.splits if label in one.left + one.right]
+        path = [split for split in tree.splits if label in split.left + split.right]
         assert [split.depth for split in path] == list(range(len(path))), label
     assert class_tree(embeddings, labels) == tree
 
@@ -147,8 +147,8 @@ def test_the_mean_of_polya_gamma_is_that_of_its_series(tilt: float) -> None:
     terms = 1 / ((k - 0.5) ** 2 + tilt**2 / (4 * np.pi**2))
     tail = 1 / k[-1]  # Σ_{k>N} 1/k²
     series = (terms.sum() + tail) / (2 * np.pi**2)
-    found = float(expected_polya_gamma(tensor(tilt)))
-    assert found == pytest.approx(series, rel=1e-9)
+    mean = float(expected_polya_gamma(tensor(tilt)))
+    assert mean == pytest.approx(series, rel=1e-9)
 
 
 def test_opposite_points_by_hand() -> None:
@@ -161,15 +161,15 @@ def test_opposite_points_by_hand() -> None:
         omega = math.tanh(c / 2) / (2 * c)
     points = torch.tensor([[1.0], [-1.0]])
     covariance = GPKernel("linear", s, 1.0).matrix(points, points)
-    found = posterior(covariance, tensor(1.0, -1.0), num_iterations=200)
+    solution = posterior(covariance, tensor(1.0, -1.0), num_iterations=200)
     v = 1 / (1 / s + 2 * omega)
-    assert found.precision.tolist() == pytest.approx([omega, omega])
-    assert found.mean.tolist() == pytest.approx([v, -v])
-    assert found.variance.tolist() == pytest.approx([v, v])
+    assert solution.precision.tolist() == pytest.approx([omega, omega])
+    assert solution.mean.tolist() == pytest.approx([v, -v])
+    assert solution.variance.tolist() == pytest.approx([v, v])
     # Elsewhere, at z = 2, f = 2u.
     query = torch.tensor([[2.0]])
     kernel = GPKernel("linear", s, 1.0)
-    mean, variance = found.elsewhere(kernel.matrix(points, query), tensor(4 * s))
+    mean, variance = solution.elsewhere(kernel.matrix(points, query), tensor(4 * s))
     assert float(mean) == pytest.approx(2 * v)
     assert float(variance) == pytest.approx(4 * v)
 
@@ -187,26 +187,26 @@ def test_the_posterior_is_that_of_the_inverse_matrices() -> None:
     covariance, signs = covariance_of(6), tensor(1, -1, 1, 1, 0, -1)
     precision = tensor(0.25, 0.1, 0.2, 0.05, 0, 0.15)
     expected = brute_force(covariance, signs, precision)
-    found = posterior_given(covariance, signs, precision)
-    torch.testing.assert_close(found.mean, expected.mean)
-    torch.testing.assert_close(found.variance, expected.variance)
+    solution = posterior_given(covariance, signs, precision)
+    torch.testing.assert_close(solution.mean, expected.mean)
+    torch.testing.assert_close(solution.variance, expected.variance)
 
 
 def test_elsewhere_at_the_examples_is_the_posterior() -> None:
     covariance, signs = covariance_of(5), tensor(1, -1, 1, 0, -1)
-    found = posterior(covariance, signs, num_iterations=5)
-    mean, variance = found.elsewhere(covariance, covariance.diagonal())
-    torch.testing.assert_close(mean, found.mean)
-    torch.testing.assert_close(variance, found.variance)
+    solution = posterior(covariance, signs, num_iterations=5)
+    mean, variance = solution.elsewhere(covariance, covariance.diagonal())
+    torch.testing.assert_close(mean, solution.mean)
+    torch.testing.assert_close(variance, solution.variance)
 
 
 def test_left_out_is_the_posterior_without_the_example() -> None:
     covariance, signs = covariance_of(5), tensor(1, -1, 1, -1, -1)
-    found = posterior(covariance, signs, num_iterations=5)
-    mean, variance = found.left_out()
+    whole = posterior(covariance, signs, num_iterations=5)
+    mean, variance = whole.left_out()
     for place in range(5):
         kept = torch.arange(5) != place
-        rest = posterior_given(covariance, signs * kept, found.precision * kept)
+        rest = posterior_given(covariance, signs * kept, whole.precision * kept)
         assert float(mean[place]) == pytest.approx(float(rest.mean[place]))
         assert float(variance[place]) == pytest.approx(float(rest.variance[place]))
 
@@ -219,9 +219,9 @@ def test_what_is_not_finite_stays_so() -> None:
 
 def test_the_quadrature_at_its_limits() -> None:
     # Symmetric about 0: ½. Without variance: log σ. Far off: finite.
-    found = log_expected_sigmoid(tensor(0, 1, -1e6), tensor(5, 0, 1))
-    one = -math.log1p(math.exp(-1))
-    assert found.tolist() == pytest.approx([math.log(0.5), one, -1e6], rel=1e-5)
+    logs = log_expected_sigmoid(tensor(0, 1, -1e6), tensor(5, 0, 1))
+    at_one = -math.log1p(math.exp(-1))
+    assert logs.tolist() == pytest.approx([math.log(0.5), at_one, -1e6], rel=1e-5)
 
 
 CPU = torch.device("cpu")
@@ -247,7 +247,7 @@ def test_levels_by_hand() -> None:
 
 def test_the_loss_is_the_sum_over_the_nodes_each_solved_alone() -> None:
     covariance = RBF.matrix(points(), points())
-    found = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 6)
+    losses = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 6)
     expected = torch.zeros(len(LABELS), dtype=torch.float64)
     for split in TREE.splits:
         signs = split.signs(5)[LABELS]
@@ -255,7 +255,7 @@ def test_the_loss_is_the_sum_over_the_nodes_each_solved_alone() -> None:
         node = posterior(covariance[below][:, below], signs[below], 6)
         mean, variance = node.left_out()
         expected[below] -= log_expected_sigmoid(signs[below] * mean, variance)
-    torch.testing.assert_close(found, expected.float())
+    torch.testing.assert_close(losses, expected.float())
 
 
 def test_representations_that_are_zero_have_a_gradient() -> None:
@@ -282,10 +282,10 @@ def test_two_classes_by_hand() -> None:
     linear = GPKernel("linear", output_scale=3.0, length_scale=1.0)
     points, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
     classifier = fit_classifier(points, labels, 2, linear, num_iterations=20)
-    found = classifier(torch.tensor([[0.0], [1.5], [-1.5]]))
-    assert found[0].tolist() == [0.5, 0.5]
-    assert found[1].tolist() == pytest.approx(found[2].flip(0).tolist())
-    assert float(found[1, 0]) > 0.6
+    probabilities = classifier(torch.tensor([[0.0], [1.5], [-1.5]]))
+    assert probabilities[0].tolist() == [0.5, 0.5]
+    assert probabilities[1].tolist() == pytest.approx(probabilities[2].flip(0).tolist())
+    assert float(probabilities[1, 0]) > 0.6
 
 
 def test_a_class_is_as_likely_as_its_branches() -> None:
@@ -295,31 +295,31 @@ def test_a_class_is_as_likely_as_its_branches() -> None:
     (outer,) = {0, 1, 2} - {*below.split.left, *below.split.right}
     left, right = (log.exp() for log in root.log_branches(queries))
     of_outer, of_inner = (left, right) if outer in root.split.left else (right, left)
-    found = classifier(queries).double()
-    torch.testing.assert_close(found[:, outer], of_outer, rtol=1e-5, atol=0)
+    probabilities = classifier(queries).double()
+    torch.testing.assert_close(probabilities[:, outer], of_outer, rtol=1e-5, atol=0)
     down = below.log_branches(queries)[0].exp()
-    inner = found[:, below.split.left[0]]
+    inner = probabilities[:, below.split.left[0]]
     torch.testing.assert_close(inner, of_inner * down, rtol=1e-5, atol=0)
 
 
 def test_without_examples_all_classes_are_alike() -> None:
-    found = fit(torch.empty(0, 2), torch.empty(0, dtype=torch.int64))(CORNERS)
-    assert found.tolist() == [[pytest.approx(0.2)] * 5] * 4
+    probabilities = fit(torch.empty(0, 2), torch.empty(0, dtype=torch.int64))(CORNERS)
+    assert probabilities.tolist() == [[pytest.approx(0.2)] * 5] * 4
 
 
 def test_one_class_gets_more_with_every_example() -> None:
     # n / (n + 1) for the known class, the rest for the four others.
     for number in (1, 3):
-        found = fit(CORNERS[:number], torch.full((number,), 2))(CORNERS[:1])
+        probabilities = fit(CORNERS[:number], torch.full((number,), 2))(CORNERS[:1])
         rest = 1 / (number + 1) / 4
         expected = [rest, rest, number / (number + 1), rest, rest]
-        assert found[0].tolist() == pytest.approx(expected)
+        assert probabilities[0].tolist() == pytest.approx(expected)
 
 
 def test_many_queries_are_answered_as_few() -> None:
     classifier = fit(CORNERS, torch.arange(4))
-    found = classifier(CORNERS.repeat(300, 1))
-    torch.testing.assert_close(found, classifier(CORNERS).repeat(300, 1))
+    probabilities = classifier(CORNERS.repeat(300, 1))
+    torch.testing.assert_close(probabilities, classifier(CORNERS).repeat(300, 1))
 
 
 TWO_PIXELS = InputSpec((1, 2, 1), num_classes=3, mean=(0.0,), std=(1.0,))
@@ -437,10 +437,10 @@ def test_an_unseen_client_is_served_what_its_own_examples_say() -> None:
     task = scaled_task()
     data = client({(0, 0): 2, (0, 1): 2, (1, 0): 0, (1, 1): 0})
     settings = PFedGPSettings(length_scale=0.3)
-    found = served(task, data, settings)(data.train.images)
-    assert found.argmax(dim=1).tolist() == [2, 2, 0, 0]
+    probabilities = served(task, data, settings)(data.train.images)
+    assert probabilities.argmax(dim=1).tolist() == [2, 2, 0, 0]
     # The class it never saw: one in n + 1.
-    assert found[:, 1].tolist() == pytest.approx([0.2] * 4)
+    assert probabilities[:, 1].tolist() == pytest.approx([0.2] * 4)
 
 
 def test_the_examples_are_limited_by_chance() -> None:

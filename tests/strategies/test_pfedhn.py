@@ -108,8 +108,8 @@ def test_generated_models_start_near_the_initial_weights() -> None:
     method = pfedhn_of(task)
     state = method.init(["a", "b"], KEY)
     weights = [method.broadcast(state, name, KEY).weights for name in "ab"]
-    for found in weights:
-        assert float((found - task.initial_weights).abs().max()) < 0.05
+    for generated in weights:
+        assert float((generated - task.initial_weights).abs().max()) < 0.05
     assert not torch.equal(weights[0], weights[1])
 
 
@@ -135,13 +135,13 @@ def test_an_unseen_clients_steps_by_hand(num_steps: int) -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
     task = linear_task(learning_rate=1.0, num_rounds=2, schedule=schedule)
     method = pfedhn_of(task, learning_rate=0.25, unseen_steps=num_steps)
-    found = serve_unseen_client(method, white([1]), KEY)
+    model = serve_unseen_client(method, white([1]), KEY)
     # θ = (1.5, -1.5); label 1: the gradient is (p, -p) with p = σ(3), at the first
     # rate, so Δθ = θ - θ̃ = (p, -p), (∂θ/∂v)ᵀ Δθ = 2 p, and v = 1.5 - ¼ · 2 p.
     embedding = 1.5 - 0.5 * 0.9525741
     if num_steps == 2:  # then θ = (v, -v) is trained: v ← v - ½ σ(2 v)
         embedding -= 0.5 * float(torch.sigmoid(torch.tensor(2 * embedding)))
-    assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
+    assert model.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
 
 
 OTHER_NETWORK = Hypernetwork(

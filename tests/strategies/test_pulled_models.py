@@ -86,10 +86,10 @@ def test_the_choice_is_made_on_validation_data(
 ) -> None:
     task, settings = linear_task(), DittoSettings((0.1, 1.0, 4.0))
     data = white([1], labels)
-    found = served(task, settings, DittoClientState(models), data)
-    assert found.describe() == {"prox_weight": expected}
-    assert torch.equal(found.weights, models[settings.prox_weights.index(expected)])
-    assert found.without_validation() is found
+    predictor = served(task, settings, DittoClientState(models), data)
+    assert predictor.describe() == {"prox_weight": expected}
+    assert torch.equal(predictor.weights, models[settings.prox_weights.index(expected)])
+    assert predictor.without_validation() is predictor
 
 
 def test_an_unseen_client_chooses_and_then_trains_on_both_splits() -> None:
@@ -105,19 +105,21 @@ def test_an_unseen_client_chooses_and_then_trains_on_both_splits() -> None:
         ).weights
 
     # The global model is wrong about all labels: only the weak pull lets it learn.
-    found = served(task, settings, None, data, weights=RIGHT)
-    assert found.describe() == {"prox_weight": 0.01}
-    assert torch.equal(found.weights, pulled(0.01, data.train_and_validation()))
-    alone = found.without_validation()
+    predictor = served(task, settings, None, data, weights=RIGHT)
+    assert predictor.describe() == {"prox_weight": 0.01}
+    assert torch.equal(predictor.weights, pulled(0.01, data.train_and_validation()))
+    alone = predictor.without_validation()
     assert torch.equal(alone.weights, pulled(0.01, data.train))
-    assert alone.describe() == found.describe()
+    assert alone.describe() == predictor.describe()
 
 
 def test_an_unseen_client_without_validation_data_stays_near() -> None:
     task = linear_task(batch_size=1, learning_rate=0.5, weight_decay=0.1)
-    found = served(task, DittoSettings((0.01, 1e30)), None, white([1]), weights=RIGHT)
-    assert found.describe() == {"prox_weight": 1e30}
-    torch.testing.assert_close(found.weights, RIGHT)
+    predictor = served(
+        task, DittoSettings((0.01, 1e30)), None, white([1]), weights=RIGHT
+    )
+    assert predictor.describe() == {"prox_weight": 1e30}
+    torch.testing.assert_close(predictor.weights, RIGHT)
 
 
 def test_two_rounds_by_hand() -> None:
@@ -245,9 +247,11 @@ def test_the_server_steps_beyond_the_mean_but_for_buffers() -> None:
     task = normed_task()
     parameters = slice(0, task.model.num_parameters)
     method = PFedMe(task, PFedMeSettings(server_learning_rate=2.0))
-    ones = torch.ones_like(task.initial_weights)
-    sent = updates((3 * ones).tolist(), (7 * ones).tolist(), examples=[3, 1])
-    state = method.aggregate(ModelState(ones), iter(sent))
+    unit_weights = torch.ones_like(task.initial_weights)
+    sent = updates(
+        (3 * unit_weights).tolist(), (7 * unit_weights).tolist(), examples=[3, 1]
+    )
+    state = method.aggregate(ModelState(unit_weights), iter(sent))
     # The mean is (3 · 3 + 7) / 4 = 4, and 1 + 2 (4 - 1) = 7.
     assert set(state.weights[parameters].tolist()) == {7.0}
     assert set(state.weights[parameters.stop :].tolist()) == {4.0}

@@ -66,9 +66,9 @@ def test_the_lipschitz_constant_follows_the_rate() -> None:
         state = replace(BEFORE, num_rounds=num_rounds)
         fixed = QFedAvg(task, QFedAvgSettings(1.0, lipschitz))
         expected = fixed.aggregate(state, iter(TWO))
-        found = method.aggregate(state, iter(TWO))
-        assert torch.equal(found.weights, expected.weights)
-        assert found.num_rounds == num_rounds + 1
+        after = method.aggregate(state, iter(TWO))
+        assert torch.equal(after.weights, expected.weights)
+        assert after.num_rounds == num_rounds + 1
 
 
 def test_the_loss_is_that_of_the_received_model() -> None:
@@ -96,25 +96,27 @@ def test_q_0_is_the_plain_mean() -> None:
     held = random_updates(5, task.model.num_weights, seed=1)
     losses = torch.arange(5.0)
     same = [
-        (name, QFedAvgUpdate(one.weights, one.num_examples, 0.5, loss))
-        for (name, one), loss in zip(held, losses, strict=True)
+        (name, QFedAvgUpdate(update.weights, update.num_examples, 0.5, loss))
+        for (name, update), loss in zip(held, losses, strict=True)
     ]
     state = QFedAvgState(task.initial_weights, 0)
-    found = QFedAvg(task, QFedAvgSettings(0.0)).aggregate(state, iter(same)).weights
-    mean = torch.stack([one.weights for _, one in held]).double().mean(dim=0).float()
-    torch.testing.assert_close(found, mean, rtol=1e-6, atol=1e-7)
+    averaged = QFedAvg(task, QFedAvgSettings(0.0)).aggregate(state, iter(same)).weights
+    mean = (
+        torch.stack([update.weights for _, update in held]).double().mean(dim=0).float()
+    )
+    torch.testing.assert_close(averaged, mean, rtol=1e-6, atol=1e-7)
 
 
 def test_buffers_are_averaged_whatever_the_losses() -> None:
     task = normed_task(learning_rate=0.1)
     clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("abc")}
     plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=1)
-    found, _ = run_rounds(QFedAvg(task, QFedAvgSettings(5.0)), clients, num_rounds=1)
+    state, _ = run_rounds(QFedAvg(task, QFedAvgSettings(5.0)), clients, num_rounds=1)
     num_parameters = task.model.num_parameters
     # Clients of one size: FedAvg's mean is the plain one.
-    buffers = found.weights[num_parameters:]
+    buffers = state.weights[num_parameters:]
     torch.testing.assert_close(buffers, plain.weights[num_parameters:])
-    assert not torch.allclose(found.weights, plain.weights)
+    assert not torch.allclose(state.weights, plain.weights)
 
 
 def test_a_loss_below_0_is_none() -> None:

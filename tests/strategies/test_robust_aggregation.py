@@ -70,7 +70,7 @@ def test_one_attacker_is_not_followed() -> None:
     honest = [[1.0, 1.0], [1.1, 1.0], [1.0, 1.2], [1.1, 1.1]]
     attacked = updates(*honest, [-1e6, 1e6], examples=[1, 1, 1, 1, 10**6])
     after = method.aggregate(BEFORE, iter(attacked)).weights
-    assert any(torch.equal(after, torch.tensor(one)) for one in honest)
+    assert any(torch.equal(after, torch.tensor(weights)) for weights in honest)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_all_selected_is_fedavg() -> None:
     clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abcd")}
     plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=1)
     for chosen in (None, 4):
-        found, _ = run_rounds(multikrum(task, 0, chosen), clients, num_rounds=1)
-        torch.testing.assert_close(found.weights, plain.weights, rtol=1e-6, atol=1e-7)
+        state, _ = run_rounds(multikrum(task, 0, chosen), clients, num_rounds=1)
+        torch.testing.assert_close(state.weights, plain.weights, rtol=1e-6, atol=1e-7)
 
 
 def test_of_equal_scores_the_first_clients_is_averaged() -> None:
@@ -127,8 +127,8 @@ def test_of_equal_scores_the_first_clients_is_averaged() -> None:
     held = on_a_line(-99, 101, 0, 2)
     after = multikrum(task, 0, 3).aggregate(BEFORE, iter(held))
     assert after.weights.tolist() == [pytest.approx(-97 / 3), 0]
-    one = multikrum(task, 0, 1).aggregate(BEFORE, iter(held))
-    assert one.weights.tolist() == [0, 0]
+    single = multikrum(task, 0, 1).aggregate(BEFORE, iter(held))
+    assert single.weights.tolist() == [0, 0]
 
 
 def test_both_phases_by_hand() -> None:
@@ -150,7 +150,7 @@ def test_the_second_phase_against_its_definition(
 ) -> None:
     task = normed_task()
     held = random_updates(num_clients, task.model.num_weights, seed=num_clients)
-    models = np.stack([one.weights.double().numpy() for _, one in held])
+    models = np.stack([update.weights.double().numpy() for _, update in held])
     distances = ((models[:, None] - models) ** 2).sum(axis=2)
     selected = models[iterated_krum(distances, num_malicious)]
     num_closest = num_clients - 4 * num_malicious
@@ -189,7 +189,9 @@ def test_without_bad_clients_it_is_the_plain_mean(
     held = random_updates(6, task.model.num_weights, seed=2)
     method = of_name(name, task, **setting)
     after = method.aggregate(ModelState(task.initial_weights), iter(held))
-    mean = torch.stack([one.weights for _, one in held]).double().mean(dim=0).float()
+    mean = (
+        torch.stack([update.weights for _, update in held]).double().mean(dim=0).float()
+    )
     torch.testing.assert_close(after.weights, mean, rtol=1e-6, atol=1e-7)
 
 
@@ -215,8 +217,8 @@ FIVE = updates(
 def test_the_extremes_of_each_weight_are_left_out() -> None:
     task = linear_task()
     # ⌊0.2 · 5⌋ = 1 at each end: (2 + 3 + 6) / 3 and (0 + 1 + 8) / 3.
-    one = of_name("fedtrimmedavg", task, trimmed_fraction=0.2)
-    assert one.aggregate(BEFORE, iter(FIVE)).weights.tolist() == pytest.approx(
+    method = of_name("fedtrimmedavg", task, trimmed_fraction=0.2)
+    assert method.aggregate(BEFORE, iter(FIVE)).weights.tolist() == pytest.approx(
         [11 / 3, 3]
     )
     # ⌊0.4 · 5⌋ = 2: the medians.

@@ -133,8 +133,8 @@ def test_without_controls_it_is_fedavg() -> None:
     without_controls = changed(method, client_update=forget)
     clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abc")}
     expected, _ = run_rounds(plain, clients, num_rounds=3)
-    found, _ = run_rounds(without_controls, clients, num_rounds=3)
-    assert torch.equal(found.weights, expected.weights)
+    state, _ = run_rounds(without_controls, clients, num_rounds=3)
+    assert torch.equal(state.weights, expected.weights)
     corrected, _ = run_rounds(method, clients, num_rounds=3)
     assert not torch.equal(corrected.weights, expected.weights)
 

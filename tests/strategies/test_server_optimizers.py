@@ -85,13 +85,13 @@ def test_buffers_take_the_mean(name: str, settings: dict[str, float]) -> None:
     clients = {client: noisy(5 + i, 0, seed=i) for i, client in enumerate("abc")}
     plain, _ = run_rounds(of_name("fedavg", task), clients, 1)
     method = of_name(name, task, **settings)
-    found, _ = run_rounds(method, clients, num_rounds=1)
+    state, _ = run_rounds(method, clients, num_rounds=1)
     number = task.model.num_parameters
-    assert len(found.weights[number:]) == 8
-    assert torch.equal(found.weights[number:], plain.weights[number:])
-    moved = found.weights[:number] != task.initial_weights[:number]
+    assert len(state.weights[number:]) == 8
+    assert torch.equal(state.weights[number:], plain.weights[number:])
+    moved = state.weights[:number] != task.initial_weights[:number]
     assert moved.float().mean() > 0.9
-    assert not torch.equal(found.weights, plain.weights)
+    assert not torch.equal(state.weights, plain.weights)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
@@ -135,12 +135,12 @@ def arrays_of(weights: Tensor) -> ArrayRecord:
     return ArrayRecord([part.numpy() for part in torch.split(weights, 20)])
 
 
-def assert_close(found: Tensor, arrays: ArrayRecord | None) -> None:
+def assert_close(weights: Tensor, arrays: ArrayRecord | None) -> None:
     """Assert that Flower came to the same in float32."""
     assert arrays is not None
     parts = [array.astype(np.float32) for array in arrays.to_numpy_ndarrays()]
     flowers = torch.from_numpy(np.concatenate(parts))
-    torch.testing.assert_close(found, flowers, rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(weights, flowers, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_slices_are_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     whole = all_of_them()
     monkeypatch.setattr(averaging, "_SLICE", 7)
-    for found, expected in zip(all_of_them(), whole, strict=True):
-        torch.testing.assert_close(found, expected)
+    for part, expected in zip(all_of_them(), whole, strict=True):
+        torch.testing.assert_close(part, expected)
 
 
 def test_of_equally_close_values_the_first_counts() -> None:

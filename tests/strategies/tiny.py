@@ -174,8 +174,8 @@ def noisy(
     def draw(number: int, purpose: str) -> Examples:
         generator = RandomKey(seed).child(purpose).numpy()
         images = generator.integers(0, 256, (number, 2, 2, 1), dtype="uint8")
-        found = generator.integers(0, labels, number)
-        return Examples(torch.from_numpy(images), torch.from_numpy(found))
+        classes = generator.integers(0, labels, number)
+        return Examples(torch.from_numpy(images), torch.from_numpy(classes))
 
     return ClientData(draw(num_train, "train"), draw(num_validation, "validation"))
 

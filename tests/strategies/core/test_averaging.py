@@ -72,8 +72,8 @@ def test_mean_of_nothing_is_an_error() -> None:
     ],
 )
 def test_by_hand(point: list[float], expected: list[float]) -> None:
-    found = project_to_simplex(torch.tensor(point, dtype=torch.float64))
-    assert found.tolist() == pytest.approx(expected)
+    projection = project_to_simplex(torch.tensor(point, dtype=torch.float64))
+    assert projection.tolist() == pytest.approx(expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,15 +82,15 @@ def test_by_hand(point: list[float], expected: list[float]) -> None:
 )
 def test_no_point_of_the_simplex_is_nearer(coordinates: list[float]) -> None:
     point = torch.tensor(coordinates, dtype=torch.float64)
-    found = project_to_simplex(point)
-    assert bool((found >= 0).all())
-    assert float(found.sum()) == pytest.approx(1)
+    projection = project_to_simplex(point)
+    assert bool((projection >= 0).all())
+    assert float(projection.sum()) == pytest.approx(1)
     # The projection p of x has (x - p)·(q - p) <= 0 for every q of a convex set, which
     # holds for all of them if it does for the corners.
     for corner in torch.eye(len(point), dtype=torch.float64):
-        assert float((point - found) @ (corner - found)) <= 1e-9
+        assert float((point - projection) @ (corner - projection)) <= 1e-9
 
 
 def test_nothing_by_nothing_is_nothing() -> None:
-    found = torch.tensor([0.0, 3.0]) / denominator(torch.tensor([0.0, 2.0]))
-    assert found.tolist() == [0.0, 1.5]
+    quotient = torch.tensor([0.0, 3.0]) / denominator(torch.tensor([0.0, 2.0]))
+    assert quotient.tolist() == [0.0, 1.5]

@@ -74,9 +74,9 @@ def test_quantized_numbers_are_the_levels_on_both_sides() -> None:
     for bits, size in ((2, 4 + 2), (4, 4 + 3), (8, 4 + 5)):
         compressor = Quantize(QuantizeSettings(bits=bits))  # type: ignore[arg-type]
         assert len(compressor.encode(values, KEY)) == size
-        found = there_and_back(compressor, values)
-        assert found[[0, 2, 4]].tolist() == [-0.75, 0, 0.75]
-        levels = found / 0.75 * (2 ** (bits - 1) - 1)
+        decoded = there_and_back(compressor, values)
+        assert decoded[[0, 2, 4]].tolist() == [-0.75, 0, 0.75]
+        levels = decoded / 0.75 * (2 ** (bits - 1) - 1)
         assert np.abs(levels - levels.round()).max() < 1e-5
 
 
@@ -97,9 +97,9 @@ def test_signs_come_with_the_mean_magnitude_of_512() -> None:
     values = np.concatenate([np.tile(array(1, -3), 256), array(-5, 0)])
     compressor = Sign(NoSettings())
     assert len(compressor.encode(values, KEY)) == 2 * 4 + math.ceil(514 / 8)
-    found = there_and_back(compressor, values)
-    assert found[:4].tolist() == [2, -2, 2, -2]
-    assert found[512:].tolist() == [-2.5, 2.5]
+    decoded = there_and_back(compressor, values)
+    assert decoded[:4].tolist() == [2, -2, 2, -2]
+    assert decoded[512:].tolist() == [-2.5, 2.5]
 
 
 ALL = [
@@ -120,14 +120,14 @@ def test_nothing_is_farther_off_than_nothing_at_all(
 ) -> None:
     """Padding, blocks and bytes that are not full: what comes back has its place."""
     values = (RandomKey(seed).numpy().normal(size=size) * scale).astype(np.float32)
-    found = there_and_back(compressor, values)
-    assert found.shape == values.shape
-    assert found.dtype == np.float32
-    assert np.isfinite(found).all()
-    assert (np.sign(found) * np.sign(values) >= 0).all()
+    decoded = there_and_back(compressor, values)
+    assert decoded.shape == values.shape
+    assert decoded.dtype == np.float32
+    assert np.isfinite(decoded).all()
+    assert (np.sign(decoded) * np.sign(values) >= 0).all()
     if compressor.error_feedback:
         # What error feedback rests on: ‖p - C(p)‖ ≤ ‖p‖.
-        left = np.linalg.norm((values - found).astype(np.float64))
+        left = np.linalg.norm((values - decoded).astype(np.float64))
         assert left <= np.linalg.norm(values.astype(np.float64)) * (1 + 1e-5)
 
 
@@ -179,9 +179,9 @@ def test_with_all_differences_a_method_is_itself(name: str) -> None:
         payload = method.broadcast(before, client, RandomKey(1).child(client))
         # Over the wire and back.
         arrived = unflatten(CompressedUpdate, flatten(sent))
-        found = method.decoded(payload, arrived)
-        tensors, expected = take_apart(found).tensors, take_apart(plain).tensors
-        assert take_apart(found).structure == take_apart(plain).structure
+        decoded = method.decoded(payload, arrived)
+        tensors, expected = take_apart(decoded).tensors, take_apart(plain).tensors
+        assert take_apart(decoded).structure == take_apart(plain).structure
         for path, tensor in expected.items():
             assert torch.allclose(tensors[path], tensor, atol=1e-5), path
         served = method.personalize(payload, kept, data[client], RandomKey(3))
@@ -200,14 +200,14 @@ def test_buffers_travel_as_they_are(name: str) -> None:
     _, sent = client_update(method, before, "a", data)
     payload = method.broadcast(before, "a", RandomKey(1))
     arrived = method.decoded(payload, sent)
-    found, expected = (
-        method.method.aggregate(before, iter([("a", one)])).weights
-        for one in (arrived, plain)
+    result, expected = (
+        method.method.aggregate(before, iter([("a", update)])).weights
+        for update in (arrived, plain)
     )
     count = method.task.model.num_parameters
-    assert count < len(found)
-    assert torch.allclose(found[count:], expected[count:], atol=1e-6)
-    assert not torch.allclose(found[:count], expected[:count], atol=1e-6)
+    assert count < len(result)
+    assert torch.allclose(result[count:], expected[count:], atol=1e-6)
+    assert not torch.allclose(result[:count], expected[:count], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["top_k", "sign"])
@@ -217,15 +217,15 @@ def test_what_is_left_out_is_sent_later(name: str) -> None:
     before = method.init(CLIENTS, RandomKey(1))
     payload = method.broadcast(before, "a", RandomKey(1))
     count, data = method.task.model.num_parameters, noisy(8, 0, seed=1)
-    wanted, arrived = torch.zeros(count), torch.zeros(count)
+    sum_of_differences, arrived = torch.zeros(count), torch.zeros(count)
     for number in range(1, 6):
         plain = client_update(method.method, before, "a", data, None, number)[1]
         kept, sent = client_update(method, before, "a", data, kept, number)
-        found = method.decoded(payload, sent)
-        wanted += (plain.weights - payload.weights)[:count]
-        arrived += (found.weights - payload.weights)[:count]
+        decoded = method.decoded(payload, sent)
+        sum_of_differences += (plain.weights - payload.weights)[:count]
+        arrived += (decoded.weights - payload.weights)[:count]
         left_out = kept.left_out["weights"]
-        assert torch.allclose(arrived + left_out, wanted, atol=1e-5)
+        assert torch.allclose(arrived + left_out, sum_of_differences, atol=1e-5)
         assert float(left_out.norm()) > 0.01
 
 
@@ -258,12 +258,12 @@ def test_a_site_may_keep_its_loss_to_itself() -> None:
     before = method.init(CLIENTS, RandomKey(1))
     _, sent = client_update(method, before, "a", noisy(6, 0, seed=0))
     assert sent.train_loss > 0
-    told = MetricsPolicy(share_metrics=False).filter_update(sent)
+    filtered = MetricsPolicy(share_metrics=False).filter_update(sent)
     payload = method.broadcast(before, "a", RandomKey(1))
-    found = method.decoded(payload, told)
-    assert math.isnan(found.train_loss)
-    assert found.num_examples == 6
-    assert str(sent.train_loss) not in flatten(told).layout
+    decoded = method.decoded(payload, filtered)
+    assert math.isnan(decoded.train_loss)
+    assert decoded.num_examples == 6
+    assert str(sent.train_loss) not in flatten(filtered).layout
 
 
 def test_a_training_that_diverged_is_said_to_have() -> None:
@@ -330,10 +330,10 @@ def test_bytes_up_are_what_is_sent(tmp_path: Path) -> None:
     plain = run(tmp_path, 0)
     size = plain[0]["bytes_up"] // 2 // 4
     bits = {"name": "quantize", "bits": 4}
-    found = run(tmp_path, 1, compression=bits)
+    rounds = run(tmp_path, 1, compression=bits)
     expected = 4 * math.ceil((4 * math.ceil(size / 512) + math.ceil(size / 2)) / 4)
-    assert [one["bytes_up"] for one in found] == [2 * expected] * 3
-    assert [one["bytes_down"] for one in found] == [one["bytes_down"] for one in plain]
+    assert [row["bytes_up"] for row in rounds] == [2 * expected] * 3
+    assert [row["bytes_down"] for row in rounds] == [row["bytes_down"] for row in plain]
 
 
 OWN = """
@@ -362,9 +362,9 @@ class Half(Compressor):
 def test_your_own(tmp_path: Path) -> None:
     (tmp_path / "halves.py").write_text(OWN)
     plain = run(tmp_path, 0)
-    found = run(tmp_path, 1, compression="halves:Half")
-    assert found[0]["bytes_up"] == pytest.approx(plain[0]["bytes_up"] / 2, abs=8)
-    assert found[2]["train_loss"] == pytest.approx(plain[2]["train_loss"], rel=0.01)
+    rounds = run(tmp_path, 1, compression="halves:Half")
+    assert rounds[0]["bytes_up"] == pytest.approx(plain[0]["bytes_up"] / 2, abs=8)
+    assert rounds[2]["train_loss"] == pytest.approx(plain[2]["train_loss"], rel=0.01)
 
 
 def test_your_own_that_loses_numbers_is_named(tmp_path: Path) -> None:

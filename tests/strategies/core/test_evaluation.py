@@ -30,31 +30,31 @@ def examples(labels: list[int]) -> Examples:
 
 def test_hand_computed_figures() -> None:
     predictor = Fixed([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]])
-    found = evaluate(predictor, examples([0, 1, 0]))
+    counts = evaluate(predictor, examples([0, 1, 0]))
     # Right, wrong (the first of equals is predicted), wrong.
-    assert (found.num_examples, found.num_correct) == (3, 1)
-    assert found.accuracy == 1 / 3
+    assert (counts.num_examples, counts.num_correct) == (3, 1)
+    assert counts.accuracy == 1 / 3
     expected = -math.log(0.75) - math.log(0.5) - math.log(1e-12)
-    assert math.isclose(found.log_loss_sum, expected)
+    assert math.isclose(counts.log_loss_sum, expected)
     # Confidences 0.75, 0.5 and 1.0 fall into the bins floor(15 p), the last clipped.
-    assert [i for i, n in enumerate(found.bin_counts) if n] == [7, 11, 14]
-    assert found.bin_confidence[11] == 0.75
-    assert found.bin_correct[11] == 1
-    assert sum(found.bin_correct) == 1
+    assert [i for i, n in enumerate(counts.bin_counts) if n] == [7, 11, 14]
+    assert counts.bin_confidence[11] == 0.75
+    assert counts.bin_correct[11] == 1
+    assert sum(counts.bin_correct) == 1
 
 
 def test_what_is_not_finite_is_wrong() -> None:
     nan = float("nan")
-    found = evaluate(Fixed([[nan, nan], [0.9, 0.1], [nan, 1.0]]), examples([0, 0, 1]))
-    assert found.num_correct == 1
-    assert found.bin_counts[0] == 2
-    assert math.isfinite(found.log_loss_sum)
+    counts = evaluate(Fixed([[nan, nan], [0.9, 0.1], [nan, 1.0]]), examples([0, 0, 1]))
+    assert counts.num_correct == 1
+    assert counts.bin_counts[0] == 2
+    assert math.isfinite(counts.log_loss_sum)
 
 
 def test_no_examples_have_no_accuracy() -> None:
-    found = evaluate(Fixed([]), examples([]))
-    assert found.accuracy is None
-    assert found.num_examples == sum(found.bin_counts) == 0
+    counts = evaluate(Fixed([]), examples([]))
+    assert counts.accuracy is None
+    assert counts.num_examples == sum(counts.bin_counts) == 0
 
 
 class TestClassWeights:
@@ -64,29 +64,29 @@ class TestClassWeights:
         predictor = Fixed([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.6, 0.4, 0], [0, 0, 1.0]])
         weights = torch.tensor([0.75, 0.25, 0.0], dtype=torch.float64)
         data = examples([0, 0, 1, 2])
-        found = score(predict(predictor, data), data.labels, weights)
+        counts = score(predict(predictor, data), data.labels, weights)
         # Right, wrong, wrong, right; the last one is of a label without weight.
-        assert found.weight_correct == 0.75
-        assert found.weight_sum == 0.75 + 0.75 + 0.25
-        assert found.accuracy == 0.75 / 1.75
+        assert counts.weight_correct == 0.75
+        assert counts.weight_sum == 0.75 + 0.75 + 0.25
+        assert counts.accuracy == 0.75 / 1.75
         # All else is as without weights.
-        bare = dataclasses.replace(found, weight_sum=None, weight_correct=None)
+        bare = dataclasses.replace(counts, weight_sum=None, weight_correct=None)
         assert bare == evaluate(predictor, data)
         assert bare.accuracy == 2 / 4
 
     def test_labels_that_nobody_is_tested_on_give_no_accuracy(self) -> None:
         weights = torch.tensor([0.0, 1.0], dtype=torch.float64)
-        found = score(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), weights)
-        assert found.weight_sum == 0
-        assert found.accuracy is None
+        counts = score(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), weights)
+        assert counts.weight_sum == 0
+        assert counts.accuracy is None
 
 
 def test_what_labels_count_does_not_depend_on_the_order_of_examples() -> None:
     # 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in their last bits.
     weights = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    found = [
+    results = [
         score(torch.eye(3)[labels], labels, weights)
         for labels in (torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]))
     ]
-    assert len({one.weight_correct for one in found}) == 1
-    assert len({one.weight_sum for one in found}) == 1
+    assert len({result.weight_correct for result in results}) == 1
+    assert len({result.weight_sum for result in results}) == 1

@@ -46,10 +46,10 @@ def test_what_leaves_in_bfloat16_is_float32_and_close() -> None:
     images, weights = noisy(8, 0, seed=1).train.images, exact.initial_weights
     for name in ("embed", "logits", "probabilities"):
         expected = getattr(exact, name)(weights, images)
-        found = getattr(mixed, name)(weights, images)
-        assert found.dtype == torch.float32
-        assert not torch.equal(found, expected)
-        torch.testing.assert_close(found, expected, rtol=0.03, atol=0.03)
+        output = getattr(mixed, name)(weights, images)
+        assert output.dtype == torch.float32
+        assert not torch.equal(output, expected)
+        torch.testing.assert_close(output, expected, rtol=0.03, atol=0.03)
     assert torch.equal(
         mixed.head(weights, mixed.embed(weights, images)),
         mixed.probabilities(weights, images),
@@ -89,14 +89,14 @@ LAYERS = [{"body.0", "body.1", "body.2"}, {"body.5", "body.6"}, {"classifier.1"}
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
 def test_normalisation_belongs_to_the_layer_before(count: int) -> None:
     mask = LAYERED.named(first_layers(LAYERED, count).float())
-    found = {name.rpartition(".")[0] for name, part in mask.items() if part.all()}
+    layers = {name.rpartition(".")[0] for name, part in mask.items() if part.all()}
     left_out = {name.rpartition(".")[0] for name, part in mask.items() if part.any()}
     # Statistics, which have no gradient, go with their module.
-    assert found == left_out == set().union(*LAYERS[:count])
+    assert layers == left_out == set().union(*LAYERS[:count])
 
 
 def test_one_layer_at_least_is_left() -> None:
-    assert [layers_left(LAYERED, taken, "num_x") for taken in (0, 1, 2)] == [3, 2, 1]
+    assert [layers_left(LAYERED, count, "num_x") for count in (0, 1, 2)] == [3, 2, 1]
     with pytest.raises(ConfigError, match=r"method\.num_x: found 3, .* most 2"):
         layers_left(LAYERED, 3, "num_x")
 
@@ -121,11 +121,11 @@ def test_so_many_are_taken(count: int, expected: int) -> None:
     proxy = noisy(9, 0, seed=2).train
     task = replace(normed_task(), proxy=lambda: proxy)
     sample = draw_sample(task, 1000, RandomKey(1))
-    found = draw_proxy(sample, task.spec, count, RandomKey(3))
-    assert len(found) == expected
-    assert found.images.dtype == torch.uint8
-    assert set(pairs(found)) <= set(pairs(proxy))
-    assert len(set(pairs(found))) == expected
+    drawn = draw_proxy(sample, task.spec, count, RandomKey(3))
+    assert len(drawn) == expected
+    assert drawn.images.dtype == torch.uint8
+    assert set(pairs(drawn)) <= set(pairs(proxy))
+    assert len(set(pairs(drawn))) == expected
 
 
 class Embedder:
@@ -172,12 +172,12 @@ def test_equal_models_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "asked"), [(MODEL.clone(), FIRST), (MODEL, FIRST.clone())]
+    ("weights", "images"), [(MODEL.clone(), FIRST), (MODEL, FIRST.clone())]
 )
-def test_what_is_not_held_is_computed_alone(weights: Tensor, asked: Tensor) -> None:
+def test_what_is_not_held_is_computed_alone(weights: Tensor, images: Tensor) -> None:
     pool, embed = EmbeddingPool(), Embedder()
     with pool.holding([MODEL], [FIRST, THIRD]):
-        assert pool.embed(weights, asked, embed).tolist() == [[1.5], [2.5]]
+        assert pool.embed(weights, images, embed).tolist() == [[1.5], [2.5]]
     assert embed.sizes == [2]
 
 
@@ -252,7 +252,7 @@ def test_a_pool_keeps_what_it_holds_alone() -> None:
     for _ in range(2):
         pool, parts = EmbeddingPool(kept), [IMAGES[:1].clone(), IMAGES[1:].clone()]
         with pool.holding([WEIGHTS], parts):
-            found = pool.embed(WEIGHTS, parts[1], embed)
-        assert found.tolist() == [[1.5], [2.5], [3.5]]
+            embeddings = pool.embed(WEIGHTS, parts[1], embed)
+        assert embeddings.tolist() == [[1.5], [2.5], [3.5]]
         pool.embed(WEIGHTS, parts[0], embed)
     assert sizes == [3, 1, 1]

@@ -97,7 +97,7 @@ def test_equals_a_plain_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("momentum", "weight_decay", "own"),
+    ("momentum", "weight_decay", "settings"),
     [
         (0.0, 0.1, SgdSettings()),
         (0.9, 0.0, SgdSettings(dampening=0.3)),
@@ -105,30 +105,30 @@ def test_equals_a_plain_loop() -> None:
     ],
 )
 def test_steps_are_those_of_torch(
-    momentum: float, weight_decay: float, own: SgdSettings
+    momentum: float, weight_decay: float, settings: SgdSettings
 ) -> None:
     training = TrainingSettings(
-        momentum=momentum, weight_decay=weight_decay, optimizer=Choice("SGD", own)
+        momentum=momentum, weight_decay=weight_decay, optimizer=Choice("SGD", settings)
     )
-    ours, theirs = (
+    weights, reference = (
         [torch.ones(3, requires_grad=True) for _ in range(2)] for _ in range(2)
     )
-    one = Sgd(normed_task(training), ours, 0.05)
+    sgd = Sgd(normed_task(training), weights, 0.05)
     other = torch.optim.SGD(
-        theirs,
+        reference,
         lr=0.05,
         momentum=momentum,
         weight_decay=weight_decay,
         fused=True,
-        **vars(own),
+        **vars(settings),
     )
     for number in range(1, 5):
-        for tensors in (ours, theirs):
+        for tensors in (weights, reference):
             tensors[0].grad = torch.arange(3.0) / number
             tensors[1].grad = None if number == 3 else torch.arange(3.0) * number
-        one.step()
+        sgd.step()
         other.step()
-        assert all(map(torch.equal, ours, theirs))
+        assert all(map(torch.equal, weights, reference))
 
 
 def test_nothing_is_imported_that_torch_compiles_with(
@@ -207,8 +207,8 @@ def test_an_epoch_takes_every_example_at_most_once(
     assert len(batches) == epochs * per_epoch
     assert {len(batch) for batch in batches} <= {min(size, num)}
     for start in range(0, len(batches), per_epoch):
-        taken = list(itertools.chain(*batches[start : start + per_epoch]))
-        assert len(set(taken)) == min(size, num) * per_epoch
+        positions = list(itertools.chain(*batches[start : start + per_epoch]))
+        assert len(set(positions)) == min(size, num) * per_epoch
 
 
 @pytest.mark.parametrize(
@@ -249,15 +249,15 @@ def test_what_was_trained_on_is_told(
         return itertools.cycle([torch.arange(0, 4), torch.arange(4, 8)])
 
     monkeypatch.setattr(module_of_local_sgd, "mini_batches", same_order)
-    told: list[tuple[int, float]] = []
+    calls: list[tuple[int, float]] = []
     task = dataclasses.replace(
         normed_task(local_epochs=2, batch_size=4),
-        on_trained=lambda *found: told.append(found),
+        on_trained=lambda *arguments: calls.append(arguments),
     )
     factors = None if weights is None else torch.tensor(weights)
     examples = noisy(10, 0, seed=1).train
     trained(task, examples, 0.05, example_weights=factors)
-    assert told == [expected]
+    assert calls == [expected]
 
 
 def test_without_examples_nothing_is_done() -> None:
@@ -322,13 +322,13 @@ def test_training_in_bfloat16_is_close_to_float32() -> None:
 def test_of_the_head_alone_the_body_is_passed_once() -> None:
     task = normed_task(batch_size=4, local_epochs=5, momentum=0.9)
     passed, examples = count_embeddings(task), noisy(13, 0, seed=1).train
-    found = trained(task, examples, trainable=task.head_mask).weights
+    weights = trained(task, examples, trainable=task.head_mask).weights
     assert passed == [13]
     # Another name for the same objective: the way that passes each mini-batch.
-    how: dict[str, Any] = {"objective": lambda *given: cross_entropy(*given)}
-    slowly = trained(task, examples, trainable=task.head_mask, **how).weights
+    options: dict[str, Any] = {"objective": lambda *given: cross_entropy(*given)}
+    slowly = trained(task, examples, trainable=task.head_mask, **options).weights
     assert passed == [13, *(15 * [4])]
-    torch.testing.assert_close(found, slowly)
+    torch.testing.assert_close(weights, slowly)
 
 
 NUMBERS = st.floats(-5, 5, width=32)
@@ -411,13 +411,13 @@ def test_without_validation_data_it_trains_once() -> None:
         trained_on.append(len(examples))
         return ModelPredictor(task, torch.full((2,), float(len(examples))))
 
-    found = on_both_splits(white([0, 1, 1], [0]), train)
+    model = on_both_splits(white([0, 1, 1], [0]), train)
     assert trained_on == [4]
-    assert found.without_validation().weights.tolist() == [3.0, 3.0]
-    assert found.without_validation().without_validation().weights[0] == 3.0
+    assert model.without_validation().weights.tolist() == [3.0, 3.0]
+    assert model.without_validation().without_validation().weights[0] == 3.0
     trained_on.clear()
-    found = on_both_splits(white([0, 1, 1]), train)
-    assert found.without_validation() is found
+    model = on_both_splits(white([0, 1, 1]), train)
+    assert model.without_validation() is model
     assert trained_on == [3]
 
 
@@ -443,10 +443,10 @@ def test_unseen_clients_of_all_methods_learn_from_the_same_data(name: str) -> No
         assert isinstance(predictor, ModelPredictor)
         return predictor
 
-    found = served(data)
+    model = served(data)
     both = served(ClientData(data.train_and_validation(), nothing))
-    assert torch.equal(found.weights, both.weights)
+    assert torch.equal(model.weights, both.weights)
     alone = served(ClientData(data.train, nothing))
-    assert torch.equal(found.without_validation().weights, alone.weights)
-    assert not torch.equal(found.weights, alone.weights)
-    assert found.without_validation().describe() == alone.describe()
+    assert torch.equal(model.without_validation().weights, alone.weights)
+    assert not torch.equal(model.weights, alone.weights)
+    assert model.without_validation().describe() == alone.describe()
