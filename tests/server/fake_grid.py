@@ -39,9 +39,11 @@ class FakeGrid:
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        wanted = list(message_ids)
-        ready = [one for one in wanted if one in self.looked_for]
-        self.looked_for.update(wanted)
+        requested = list(message_ids)
+        ready = [
+            message_id for message_id in requested if message_id in self.looked_for
+        ]
+        self.looked_for.update(requested)
         self.num_answered += len(ready)
-        replies = [self.answer(self.messages[one]) for one in ready]
+        replies = [self.answer(self.messages[message_id]) for message_id in ready]
         return [reply for reply in replies if reply is not None]

@@ -69,9 +69,9 @@ def distribute(
     together: bool = False,
 ) -> Iterator[tuple[str, ClientResult | None]]:
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = ModelDistribution(LengthOfTheName(together), recorder, RandomKey(0))
-    told = made.personalize(trained, sizes, set(seen), set(done))
-    return itertools.chain.from_iterable(one.items() for one in told)
+    distribution = ModelDistribution(LengthOfTheName(together), recorder, RandomKey(0))
+    groups = distribution.personalize(trained, sizes, set(seen), set(done))
+    return itertools.chain.from_iterable(group.items() for group in groups)
 
 
 def served(
@@ -105,9 +105,9 @@ def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
 def test_clients_are_served_together_up_to_a_number_of_images(
     done: str, reported: str
 ) -> None:
-    asked, clients = groups(set(done))
+    requested, clients = groups(set(done))
     # 600 + 400 fit into 1024; b is unseen, so it is not sent the same.
-    assert asked == [("e",), ("a", "c"), ("d", "f"), ("b",)]
+    assert requested == [("e",), ("a", "c"), ("d", "f"), ("b",)]
     assert clients == list(reported)
 
 
@@ -121,8 +121,8 @@ def test_one_that_fails_leaves_the_others_of_its_group() -> None:
 def test_who_is_sent_something_else_is_served_apart() -> None:
     recorder = Recorder()
     list(served(recorder, "a", "b", "cc", "dd", "e"))
-    asked = [request.clients for request in recorder.requests]
-    assert asked == [("a", "b"), ("cc", "dd"), ("e",)]
+    requested = [request.clients for request in recorder.requests]
+    assert requested == [("a", "b"), ("cc", "dd"), ("e",)]
     sent = [request.payload for request in recorder.requests]
     assert sent == [PAYLOADS[1], PAYLOADS[2], PAYLOADS[1]]
 
@@ -172,6 +172,6 @@ def test_a_report_that_cannot_be_true_is_its_client_s_failure(
 
 
 def test_whether_a_client_is_seen_the_server_knows() -> None:
-    ((_, found),) = distribute(telling(result("aa")), {"aa": 1}, seen=())
-    assert found is not None
-    assert not found.seen
+    ((_, served),) = distribute(telling(result("aa")), {"aa": 1}, seen=())
+    assert served is not None
+    assert not served.seen

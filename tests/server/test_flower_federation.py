@@ -93,7 +93,7 @@ def failing(error: Error) -> Answer:
 
 def federation(answer: Answer, shared_folder: str = "", **other: Any) -> Any:
     grid = FakeGrid(answer)
-    made = FlowerFederation(
+    flower_federation = FlowerFederation(
         grid=grid,  # type: ignore[arg-type]
         choose_node={"1": 11, "2": 12, "3": 11}.__getitem__,
         update_type=ModelUpdate,
@@ -102,16 +102,16 @@ def federation(answer: Answer, shared_folder: str = "", **other: Any) -> Any:
         carrier=carrier_of(shared_folder),
         **other,
     )
-    return SimpleNamespace(grid=grid, made=made)
+    return SimpleNamespace(grid=grid, federation=flower_federation)
 
 
 def under_way(grid: FakeGrid) -> int:
     return len(grid.messages) - grid.num_answered
 
 
-def ask(made: FlowerFederation, clients: str = "123") -> list[Reply]:
+def ask(flower_federation: FlowerFederation, clients: str = "123") -> list[Reply]:
     requests = (Request((client,), ModelPayload(WEIGHTS)) for client in clients)
-    return list(made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
+    return list(flower_federation.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -119,7 +119,7 @@ def test_replies_come_in_the_order_of_the_requests(
     tmp_path: Path, in_memory: bool
 ) -> None:
     clients = federation(add_client_number, str(tmp_path) if in_memory else "")
-    replies = ask(clients.made)
+    replies = ask(clients.federation)
     assert [reply.client for reply in replies] == ["1", "2", "3"]
     for number, reply in enumerate(replies, start=1):
         assert torch.equal(reply.record.weights, WEIGHTS + number)
@@ -136,7 +136,7 @@ def test_the_same_model_is_written_once(tmp_path: Path) -> None:
         seen.update(str(path) for path in tmp_path.glob("*.f32"))
         return Message(Error(code=2, reason="not today"), reply_to=message)
 
-    ask(federation(answer, str(tmp_path)).made)
+    ask(federation(answer, str(tmp_path)).federation)
     assert len(seen) == 1
 
 
@@ -150,7 +150,7 @@ def test_no_more_requests_are_under_way_than_allowed(at_once: int, most: int) ->
         return add_client_number(message)
 
     clients = federation(answer, at_once=at_once)
-    assert len(ask(clients.made)) == 3
+    assert len(ask(clients.federation)) == 3
     assert max(seen) == most
 
 
@@ -164,26 +164,28 @@ def test_payloads_that_differ_are_given_back_when_they_are_answered(
         in_use.append(len(list(tmp_path.glob("*.f32"))))
         return Message(Error(code=2, reason="not today"), reply_to=message)
 
-    made = federation(answer, str(tmp_path), at_once=2).made
+    flower_federation = federation(answer, str(tmp_path), at_once=2).federation
     requests = (
         Request((client,), ModelPayload(torch.full((50,), float(number))))
         for number, client in enumerate("123123123123")
     )
-    assert len(list(made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))) == 12
+    assert (
+        len(list(flower_federation.exchange(Step(Purpose.TRAIN, 4, [2]), requests)))
+        == 12
+    )
     assert max(in_use) == 2
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_client_that_raises_is_a_failure() -> None:
     answer = but_the_second(failing(Error(code=2, reason="boom")))
-    replies = ask(federation(answer).made)
+    replies = ask(federation(answer).federation)
     assert [reply.failure for reply in replies] == [None, "boom", None]
 
 
 def test_an_empty_reply_is_a_failure() -> None:
-    (reply,) = ask(
-        federation(lambda one: Message(RecordDict(), reply_to=one)).made, "1"
-    )
+    clients = federation(lambda message: Message(RecordDict(), reply_to=message))
+    (reply,) = ask(clients.federation, "1")
     assert (reply.record, reply.failure) == (None, "the reply is empty")
 
 
@@ -192,13 +194,13 @@ def test_an_empty_reply_is_a_failure() -> None:
 )
 def test_a_dead_worker_ends_the_run(error: Error) -> None:
     with pytest.raises(RunError, match="a worker process died"):
-        ask(federation(failing(error)).made)
+        ask(federation(failing(error)).federation)
 
 
 def test_a_worker_that_is_set_up_wrongly_ends_the_run() -> None:
     reason = f"<class 'X'>:<'{CannotRunError('no data')}'>"
     with pytest.raises(RunError, match=r"no client can be run on .*: no data$"):
-        ask(federation(failing(Error(code=2, reason=reason))).made)
+        ask(federation(failing(Error(code=2, reason=reason))).federation)
 
 
 def test_a_slow_client_does_not_hold_up_the_others() -> None:
@@ -206,14 +208,14 @@ def test_a_slow_client_does_not_hold_up_the_others() -> None:
 
     class SlowFirst(FakeGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-            wanted = list(message_ids)
-            if self.num_answered < 5 and "message-0" in wanted:
-                wanted.remove("message-0")
-            return super().pull_messages(wanted)
+            requested = list(message_ids)
+            if self.num_answered < 5 and "message-0" in requested:
+                requested.remove("message-0")
+            return super().pull_messages(requested)
 
     clients = federation(add_client_number, at_once=2)
-    clients.made.grid = SlowFirst(add_client_number)
-    replies = ask(clients.made, "123123")
+    clients.federation.grid = SlowFirst(add_client_number)
+    replies = ask(clients.federation, "123123")
     assert [reply.client for reply in replies] == list("123123")
     assert all(reply.failure is None for reply in replies)
 
@@ -222,13 +224,13 @@ def test_waiting_can_be_stopped() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Interrupted):
-        ask(federation(add_client_number, stop=stop).made)
+        ask(federation(add_client_number, stop=stop).federation)
 
 
 def test_a_reply_that_is_late_is_a_failure_and_the_others_count() -> None:
     paces = {Purpose.TRAIN: Pace(0.3, patience=10.0)}
     clients = federation(but_the_second(lambda _: None), paces=paces)
-    first, late, last = ask(clients.made)
+    first, late, last = ask(clients.federation)
     assert late.failure == "no answer within 0.3 s"
     assert [first.failure, last.failure] == [None, None]
     message = next(iter(clients.grid.messages.values()))
@@ -244,13 +246,15 @@ def test_a_silent_client_is_given_up_once_the_others_have_answered(
 
     paces = {Purpose.TRAIN: Pace(3600.0, patience=1.0)}
     clients = federation(but_the_second(lambda _: None), paces=paces)
-    first, silent, last = ask(clients.made)
+    first, silent, last = ask(clients.federation)
     assert "no answer within" in str(silent.failure)
     assert [first.failure, last.failure] == [None, None]
-    ask(clients.made)
-    told = [job_of(one.content).timeout_s for one in clients.grid.messages.values()]
-    assert told[:3] == [3600.0] * 3
-    assert max(told[3:]) < 60, "what it takes is known from the round before"
+    ask(clients.federation)
+    timeouts = [
+        job_of(message.content).timeout_s for message in clients.grid.messages.values()
+    ]
+    assert timeouts[:3] == [3600.0] * 3
+    assert max(timeouts[3:]) < 60, "what it takes is known from the round before"
 
 
 def a_round(pace: Pace, **seconds: float | None) -> None:
@@ -258,11 +262,11 @@ def a_round(pace: Pace, **seconds: float | None) -> None:
     pace.begin()
     for _ in seconds:
         pace.sent()
-    for node, taken in seconds.items():
-        if taken is None:
+    for node, duration in seconds.items():
+        if duration is None:
             pace.failed()
         else:
-            pace.answered(ord(node), taken)
+            pace.answered(ord(node), duration)
 
 
 def waited_for(pace: Pace, node: str) -> float:
@@ -323,8 +327,8 @@ def test_who_is_silent_again_and_again_is_waited_for_as_long_as_the_others() -> 
 def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:
     error = Error(code=0, reason=str(CannotRunError("the data is gone")))
     answer = but_the_second(failing(error))
-    first, gone, last = ask(federation(answer, may_be_away=True).made)
-    assert "the data is gone" in str(gone.failure)
+    first, absent, last = ask(federation(answer, may_be_away=True).federation)
+    assert "the data is gone" in str(absent.failure)
     assert [first.failure, last.failure] == [None, None]
 
 
@@ -334,11 +338,11 @@ def test_a_reply_that_flower_cannot_read_is_that_clients_failure() -> None:
 
     answer = but_the_second(unreadable_reply)
     clients = federation(answer, may_be_away=True, patience=Patience(may_be_away=True))
-    first, unreadable, last = ask(clients.made)
+    first, unreadable, last = ask(clients.federation)
     assert "the reply cannot be read: ValueError" in str(unreadable.failure)
     assert [first.failure, last.failure] == [None, None]
     with pytest.raises(ValueError, match="what they say"):
-        ask(federation(answer).made)
+        ask(federation(answer).federation)
 
 
 HONEST = ModelUpdate(torch.ones(2), 3, 0.5)
@@ -383,9 +387,9 @@ def told(
     def answer(message: Message) -> Message:
         return Message(content, reply_to=message)
 
-    made = federation(answer, folder, may_be_away=True).made
+    flower_federation = federation(answer, folder, may_be_away=True).federation
     request = Request(("1",), ModelPayload(torch.ones(2)))
-    (reply,) = made.exchange(Step(purpose, 1, [0]), [request])
+    (reply,) = flower_federation.exchange(Step(purpose, 1, [0]), [request])
     assert isinstance(reply, Reply)
     return reply
 
@@ -477,11 +481,11 @@ def checks_of(num_train: dict[str, int]) -> tuple[UpdateChecks, dict[str, str]]:
     return UpdateChecks(num_train, ModelUpdate), {}
 
 
-@pytest.mark.parametrize("found", [4, 10**18])
-def test_no_update_weighs_more_than_the_client_s_examples(found: int) -> None:
+@pytest.mark.parametrize("claimed", [4, 10**18])
+def test_no_update_weighs_more_than_the_client_s_examples(claimed: int) -> None:
     checks, failures = checks_of({"a": 3})
     checks.note_sent("a", ModelPayload(torch.ones(2)))
-    update = ModelUpdate(torch.ones(2), found, 0.5)
+    update = ModelUpdate(torch.ones(2), claimed, 0.5)
     (used,) = checks.usable([Reply(("a",), update)], failures.__setitem__)
     assert used is not None
     assert used.update.num_examples == 3
@@ -495,11 +499,11 @@ def test_who_is_not_of_the_run_is_not_aggregated() -> None:
     assert "takes no part in it" in failures["b"]
 
 
-@pytest.mark.parametrize("found", [0, -1, float("nan"), True, "3", 2.0])
-def test_an_update_without_a_proper_weight_is_a_failure(found: Any) -> None:
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), True, "3", 2.0])
+def test_an_update_without_a_proper_weight_is_a_failure(weight: Any) -> None:
     checks, failures = checks_of({"a": 3})
     checks.note_sent("a", ModelPayload(torch.ones(2)))
-    update = ModelUpdate(torch.ones(2), found, 0.5)
+    update = ModelUpdate(torch.ones(2), weight, 0.5)
     replies = [Reply(("a",), update), Reply(("a",), HONEST)]
     wrong, right = checks.usable(replies, failures.__setitem__)
     assert wrong is None
@@ -584,15 +588,17 @@ def test_clients_of_one_task_reply_each_for_itself(
     ]
     # Of the last two the second is sent something else.
     requests[-1] = replace(requests[-1], payload=ModelPayload(WEIGHTS + 10))
-    replies = list(clients.made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
-    tasks = [job_of(one.content).clients for one in clients.grid.messages.values()]
+    replies = list(clients.federation.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
+    tasks = [
+        job_of(message.content).clients for message in clients.grid.messages.values()
+    ]
     assert tasks == [["3", "2"], ["1", "1"], ["3"]]
     assert [reply.client for reply in replies] == list("32113")
     assert [reply.failure for reply in replies] == [None, "no data today", *[None] * 3]
     trained = [reply.record for reply in replies if reply.record is not None]
-    assert [one.num_examples for one in trained] == [5, 7, 8, 9]
-    for one, moved in zip(trained, [3, 1, 1, 13], strict=True):
-        assert torch.equal(one.weights, WEIGHTS + moved)
+    assert [reply.num_examples for reply in trained] == [5, 7, 8, 9]
+    for update, moved in zip(trained, [3, 1, 1, 13], strict=True):
+        assert torch.equal(update.weights, WEIGHTS + moved)
     assert [path for path in tmp_path.iterdir() if path.suffix != ".free"] == []
 
 
@@ -618,19 +624,19 @@ def test_replies_that_do_not_fit_are_the_failure_of_all(
 
     size = TaskSize(num_workers=1, num_clients=2)
     payload = ModelPayload(WEIGHTS)
-    requests = [Request((one,), payload, state_rounds=(1,)) for one in "13"]
-    made = federation(answer, task_size=size).made
-    replies = list(made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
-    assert [one.client for one in replies] == ["1", "3"]
-    for one in replies:
-        assert reason in str(one.failure)
+    requests = [Request((client,), payload, state_rounds=(1,)) for client in "13"]
+    flower_federation = federation(answer, task_size=size).federation
+    replies = list(flower_federation.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
+    assert [reply.client for reply in replies] == ["1", "3"]
+    for failed in replies:
+        assert reason in str(failed.failure)
 
 
 def test_a_task_that_fails_is_the_failure_of_all_its_clients() -> None:
     size = TaskSize(num_workers=1, num_clients=3)
     answer = failing(Error(code=2, reason="boom"))
-    replies = ask(federation(answer, task_size=size).made)
-    assert [(one.client, one.failure) for one in replies] == [
+    replies = ask(federation(answer, task_size=size).federation)
+    assert [(reply.client, reply.failure) for reply in replies] == [
         (client, "boom") for client in "123"
     ]
 
@@ -671,9 +677,11 @@ def test_each_client_of_a_growing_round_is_trained_once() -> None:
     clients = federation(train_each, task_size=TaskSize(num_workers=1), at_once=2)
     names, payload = "13" * 50, ModelPayload(WEIGHTS)
     requests = (Request((name,), payload, state_rounds=(0,)) for name in names)
-    replies = list(clients.made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
+    replies = list(clients.federation.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
     assert "".join(reply.client for reply in replies) == names
-    tasks = [job_of(one.content).clients for one in clients.grid.messages.values()]
+    tasks = [
+        job_of(message.content).clients for message in clients.grid.messages.values()
+    ]
     assert [client for task in tasks for client in task] == list(names)
     assert len(tasks[0]) == 1 < len(tasks[-2])
 
@@ -697,7 +705,7 @@ def test_the_last_tasks_of_a_round_are_shorter(
         Request((str(number),), payload, state_rounds=(0,))
         for number in range(num_clients)
     ]
-    tasks = [one.clients for one in size.joined(requests)]
+    tasks = [task.clients for task in size.joined(requests)]
     assert [client for task in tasks for client in task] == [
         str(number) for number in range(num_clients)
     ]

@@ -80,9 +80,9 @@ def test_only_classes_of_the_client_count() -> None:
 def test_what_is_not_defined_or_not_finite() -> None:
     one_class = torch.zeros(3, dtype=torch.int64)
     probabilities = torch.tensor([[0.9, 0.1], [0.2, 0.8], [math.nan, 0.5]])
-    found = score(probabilities, one_class, metrics=named(*METRICS))
+    figures = score(probabilities, one_class, metrics=named(*METRICS))
     # What is not finite is no prediction, not one of class 0.
-    assert found.metrics == {
+    assert figures.metrics == {
         "balanced_accuracy": pytest.approx(1 / 3),
         "macro_f1": pytest.approx(2 * 1 * (1 / 3) / (1 + 1 / 3)),
         "auroc": None,
@@ -93,14 +93,16 @@ def test_what_is_not_defined_or_not_finite() -> None:
 
 def evaluation(label: int, *sure: float, auroc: float | None = None) -> Evaluation:
     """Return that of a model that gives class 0 so much, of examples of one class."""
-    probabilities = torch.tensor([[one, 1 - one] for one in sure], dtype=torch.float64)
+    probabilities = torch.tensor(
+        [[probability, 1 - probability] for probability in sure], dtype=torch.float64
+    )
     labels = torch.full((len(sure),), label)
-    found = score(probabilities, labels, metrics=named("macro_f1"))
-    return dataclasses.replace(found, metrics={**found.metrics, "auroc": auroc})
+    figures = score(probabilities, labels, metrics=named("macro_f1"))
+    return dataclasses.replace(figures, metrics={**figures.metrics, "auroc": auroc})
 
 
-def client(name: str, own: Evaluation, reference: Evaluation) -> ClientResult:
-    return ClientResult(name, True, 5, 1, own, reference, score(*NOBODY))
+def client(name: str, personal: Evaluation, reference: Evaluation) -> ClientResult:
+    return ClientResult(name, True, 5, 1, personal, reference, score(*NOBODY))
 
 
 NOBODY = torch.empty((0, 2)), torch.empty(0, dtype=torch.int64)
@@ -113,7 +115,7 @@ RESULTS = [
 
 def test_figures_of_a_group_by_hand() -> None:
     group = summarise(RESULTS, ["accuracy", "auroc", "log_loss"])
-    own, reference = group.personal.metrics, group.reference.metrics
+    personal, reference = group.personal.metrics, group.reference.metrics
     a, b = -math.log(0.8), -math.log(0.2)
     expected = {
         "weighted": (2 * a + b) / 3,
@@ -125,13 +127,16 @@ def test_figures_of_a_group_by_hand() -> None:
         "num_undefined": 0,
     }
     for name, value in expected.items():
-        assert own[f"log_loss_{name}"] == pytest.approx(value), name
-    assert own["auroc_weighted"] == own["auroc_worst"] == 0.7
-    assert (own["auroc_fraction_degraded"], own["auroc_num_undefined"]) == (1.0, 1)
+        assert personal[f"log_loss_{name}"] == pytest.approx(value), name
+    assert personal["auroc_weighted"] == personal["auroc_worst"] == 0.7
+    assert (personal["auroc_fraction_degraded"], personal["auroc_num_undefined"]) == (
+        1.0,
+        1,
+    )
     assert reference["auroc_mean"] == 0.9
     assert reference["auroc_fraction_degraded"] == 0.0
     document = group.as_document()
-    assert own.items() <= document.items()
+    assert personal.items() <= document.items()
     assert reference.items() <= document["global"].items()
     assert "metrics" not in document
     assert not [name for name in document if name.startswith("accuracy_num")]
@@ -140,7 +145,7 @@ def test_figures_of_a_group_by_hand() -> None:
 
 
 def test_columns_stand_before_what_was_chosen(tmp_path: Path) -> None:
-    chosen = [dataclasses.replace(one, chosen={"a_weight": 1}) for one in RESULTS]
+    chosen = [dataclasses.replace(result, chosen={"a_weight": 1}) for result in RESULTS]
     write_clients_csv(tmp_path / "clients.csv", chosen, ["macro_f1", "log_loss", "ece"])
     with (tmp_path / "clients.csv").open() as file:
         first, second, third = csv.DictReader(file)
@@ -157,12 +162,12 @@ def test_columns_stand_before_what_was_chosen(tmp_path: Path) -> None:
 
 def test_a_file_of_reports_keeps_them(tmp_path: Path) -> None:
     log = DistributionLog(tmp_path / "lines")
-    log.append("model", {one.client: one for one in RESULTS})
-    assert log.reported("model") == {one.client: one for one in RESULTS}
+    log.append("model", {result.client: result for result in RESULTS})
+    assert log.reported("model") == {result.client: result for result in RESULTS}
 
 
 @pytest.mark.parametrize(
-    "found",
+    "figures",
     [
         {"accuracy_of_others": 0.5},
         {"auroc": 1.1},
@@ -172,12 +177,12 @@ def test_a_file_of_reports_keeps_them(tmp_path: Path) -> None:
         {"auroc": "0.5"},
     ],
 )
-def test_what_cannot_be_true_is_not_taken(found: dict[str, Any]) -> None:
-    asked = ["auroc", "macro_f1"]
-    assert result_problem(RESULTS[0], asked) is None
+def test_what_cannot_be_true_is_not_taken(figures: dict[str, Any]) -> None:
+    metrics = ["auroc", "macro_f1"]
+    assert result_problem(RESULTS[0], metrics) is None
     assert "not requested" in str(result_problem(RESULTS[0], ["auroc"]))
-    wrong = dataclasses.replace(evaluation(0, 0.5), metrics=found)
-    assert evaluation_problem(wrong, metrics=asked)
+    wrong = dataclasses.replace(evaluation(0, 0.5), metrics=figures)
+    assert evaluation_problem(wrong, metrics=metrics)
 
 
 def test_an_experiment_names_them() -> None:

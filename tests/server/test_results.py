@@ -175,7 +175,7 @@ def test_relations_between_the_figures(drawn: list[tuple[int, float, float]]) ->
 @pytest.mark.parametrize("most", [1, 2, 7, 100])
 def test_sums_of_sums_are_the_sum(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("knnper.server.results.MOST_SUMMED", most)
-    numbers, total = [0.1 * one for one in range(50)], Total()
+    numbers, total = [0.1 * number for number in range(50)], Total()
     for number in numbers:
         total.add(number)
     assert total.value == pytest.approx(math.fsum(numbers), rel=1e-14)

@@ -70,13 +70,13 @@ class Functions(Federation):
             if request.client not in answers:
                 yield Reply(request.clients, None, "asleep")
                 continue
-            correct, own = answers[request.client]
-            found = evaluation(2 if correct else 0, correct)
+            correct, personal = answers[request.client]
+            figures = evaluation(2 if correct else 0, correct)
             total = {"a": 2000, "c": 2, "d": 0}[request.client]
-            failures = {} if own else {request.client: "too fast"}
+            failures = {} if personal else {request.client: "too fast"}
             if request.reference is None:
-                total, own, failures = 0, 0, {}
-            yield Reply(request.clients, Validation(found, total, own, failures))
+                total, personal, failures = 0, 0, {}
+            yield Reply(request.clients, Validation(figures, total, personal, failures))
 
 
 def evaluation(total: int, correct: int) -> Evaluation:
@@ -97,9 +97,9 @@ class TwoZeros(Method):
 
 
 def method(num_rounds: int, update_problem: UpdateProblem | None = None) -> Method:
-    made = TwoZeros()
-    made.num_rounds, made.update_problem = num_rounds, update_problem
-    return made
+    two_zeros = TwoZeros()
+    two_zeros.num_rounds, two_zeros.update_problem = num_rounds, update_problem
+    return two_zeros
 
 
 def add_one(client: str, payload: ModelPayload, server_round: int) -> Reply:
@@ -108,11 +108,11 @@ def add_one(client: str, payload: ModelPayload, server_round: int) -> Reply:
     return Reply((client,), ModelUpdate(payload.weights + n, n, float(n)))
 
 
-def saying(record: Any, *who: str, at: int = 1) -> Answer:
+def saying(record: Any, *names: str, at: int = 1) -> Answer:
     """Answer with a record, or a failure's text, for some clients in a round."""
 
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        if client not in who or server_round != at:
+        if client not in names or server_round != at:
             return add_one(client, payload, server_round)
         is_text = isinstance(record, str)
         return Reply((client,), *((None, record) if is_text else (record,)))
@@ -124,8 +124,8 @@ def moving(moved: float = 0.1, loss: Callable[[str, int], float] | None = None) 
     """Answer with weights that moved so far, and with a loss of client and round."""
 
     def answer(client: str, payload: ModelPayload, number: int) -> Reply:
-        told = loss(client, number) if loss else 0.5
-        return Reply((client,), ModelUpdate(payload.weights + moved, 1, told))
+        reported_loss = loss(client, number) if loss else 0.5
+        return Reply((client,), ModelUpdate(payload.weights + moved, 1, reported_loss))
 
     return answer
 
@@ -152,14 +152,16 @@ def train(
     ]
     training = TrainingSettings(num_rounds=num_rounds, participation=participation)
     experiment = SimpleNamespace(training=training, run=RunSettings(**run))
-    made = method(num_rounds, update_problem)
+    trained_method = method(num_rounds, update_problem)
     assembly: Any = SimpleNamespace(
-        method=made, key=RandomKey(0), experiment=experiment
+        method=trained_method, key=RandomKey(0), experiment=experiment
     )
     roster = Roster.of(members, "")
 
     def forget_after(server_round: int) -> None:
-        records[:] = [one for one in records if one["server_round"] <= server_round]
+        records[:] = [
+            record for record in records if record["server_round"] <= server_round
+        ]
 
     loop = RoundLoop(
         assembly, federation, roster, checkpoints, records.append, forget_after
@@ -183,7 +185,7 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [
         ([1.0, float("nan")], "weights is not finite"),
         ([1.0, float("inf")], "weights is not finite"),
@@ -191,14 +193,14 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_an_update_that_cannot_be_used_is_a_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, weights: list[float], said: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, weights: list[float], message: str
 ) -> None:
     answer = saying(ModelUpdate(torch.tensor(weights), 1, 0.0), "c")
     trained, records, _ = train(tmp_path, answer, num_rounds=1)
     # (1 + 4 + 16) / 7
     assert trained.state.weights.tolist() == pytest.approx([3.0, 3.0])
     assert records[0]["num_failed"] == 1
-    assert f"client c failed: {said}" in caplog.text
+    assert f"client c failed: {message}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -239,14 +241,16 @@ def test_validation_pools_all_clients_that_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, records, ran = train(tmp_path / "own", add_one, num_rounds=3, validate_every=2)
-    found = [record.get("validation_accuracy") for record in records]
-    assert found == [None, 3 / 4, None]
-    own = [record.get("validation_accuracy_personal") for record in records]
-    assert own == [None, 2 / 2, None]
+    accuracies = [record.get("validation_accuracy") for record in records]
+    assert accuracies == [None, 3 / 4, None]
+    personal_accuracies = [
+        record.get("validation_accuracy_personal") for record in records
+    ]
+    assert personal_accuracies == [None, 2 / 2, None]
     assert "round 2: client b failed: asleep" in caplog.text
     assert "round 2: client d failed: too fast" in caplog.text
     assert "right on 1 of 2000 examples where there are at most 1000" in caplog.text
-    assert [one.state_rounds for one in ran.validated] == [(2,)] * 4
+    assert [request.state_rounds for request in ran.validated] == [(2,)] * 4
     settings: dict[str, Any] = {"validate_every": 2, "validate_personal": False}
     _, records, _ = train(tmp_path / "global", add_one, num_rounds=2, **settings)
     assert records[1]["validation_accuracy"] == 3 / 4
@@ -254,14 +258,14 @@ def test_validation_pools_all_clients_that_answer(
 
 
 def test_the_client_with_most_to_do_comes_first(tmp_path: Path) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        asked.append(client)
+        requested.append(client)
         return add_one(client, payload, server_round)
 
     train(tmp_path, answer, num_rounds=1)
-    assert asked == ["b", "d", "a", "c"]
+    assert requested == ["b", "d", "a", "c"]
 
 
 def test_an_update_that_the_method_takes_offence_at_is_a_failure(
@@ -326,7 +330,7 @@ def test_an_update_that_is_scaled_by_900_is_a_failure(
 
     trained, records, _ = train(tmp_path, answer, num_rounds=3)
     assert trained.state.weights.tolist() == pytest.approx([0.3, 0.3])
-    assert [one["num_failed"] for one in records] == [0, 1, 0]
+    assert [record["num_failed"] for record in records] == [0, 1, 0]
     assert "run.max_update_median_ratio" in records[1]["failures"]["b"]
     assert "round 2: client b failed: weights moved by a norm of" in caplog.text
 
@@ -376,7 +380,9 @@ def test_a_claim_gives_nobody_more_than_half_of_a_round(
     )
     share = weights["b"] / sum(weights.values())
     assert trained.state.weights.tolist() == pytest.approx([2 * share] * 2)
-    warned = [one for one in caplog.messages if "run.federation.max_share" in one]
+    warned = [
+        message for message in caplog.messages if "run.federation.max_share" in message
+    ]
     assert len(warned) == bool(claimed), "once, not in each round"
 
 
@@ -405,8 +411,8 @@ def test_two_clients_do_not_take_a_round_by_what_they_claim(
     weights = {**sizes, "b": weight, "d": 2000 if "d" in claimed else 2**53}
     share = weights["b"] / sum(weights.values())
     assert trained.state.weights.tolist() == pytest.approx([share] * 2)
-    cut = [one for one in "bd" if f"client {one} reports" in caplog.text]
-    assert cut == [one for one in "bd" if one in claimed]
+    cut = [client for client in "bd" if f"client {client} reports" in caplog.text]
+    assert cut == [client for client in "bd" if client in claimed]
     if claimed == "abcde":
         assert 2 * share == pytest.approx(4 / 7), "of both together, not all of it"
 
@@ -455,9 +461,9 @@ def test_flipped_updates_of_one_client_do_not_explode_the_training(
     answer = going_half_way({"b": scale})
     trained, records, _ = train(tmp_path, answer, 20, trusts_clients=False)
     assert distance(trained) < 0.6
-    assert [one["server_round"] for one in records] == list(range(1, 21))
-    clipped = [one for one in records if "b" in one.get("clipped", {})]
-    failed = [one for one in records if "b" in one.get("failures", {})]
+    assert [record["server_round"] for record in records] == list(range(1, 21))
+    clipped = [record for record in records if "b" in record.get("clipped", {})]
+    failed = [record for record in records if "b" in record.get("failures", {})]
     assert bool(clipped) == (scale > 1)
     assert bool(failed) == (scale > 10)
 
@@ -479,12 +485,12 @@ def test_exploded_training_is_made_again_without_the_suspect(
     )
     # The mean of the other goals.
     assert trained.state.weights.tolist() == pytest.approx([3.05, 0.975], abs=1e-4)
-    assert [one["server_round"] for one in records] == list(range(1, 21))
-    assert all(one["left_out"] == ["b"] for one in records)
-    assert {one["num_clients"] for one in records} == {4}
-    told = trained.history.left_out["b"]
-    assert told["after_round"] == 0
-    assert told["cosine"] < -0.9
+    assert [record["server_round"] for record in records] == list(range(1, 21))
+    assert all(record["left_out"] == ["b"] for record in records)
+    assert {record["num_clients"] for record in records} == {4}
+    exclusion = trained.history.left_out["b"]
+    assert exclusion["after_round"] == 0
+    assert exclusion["cosine"] < -0.9
     assert "Going back to round 0; client b is left out" in caplog.text
 
 
@@ -501,12 +507,14 @@ def test_training_that_explodes_late_goes_back_to_its_last_good_round(
     )
     # Two of five stand out together.
     assert set(trained.history.left_out) == {"b", "d"}
-    after = {one["after_round"] for one in trained.history.left_out.values()}
+    after = {
+        exclusion["after_round"] for exclusion in trained.history.left_out.values()
+    }
     assert after <= {10, 11, 12, 13}
-    assert [one.get("left_out", []) for one in records] == [
+    assert [record.get("left_out", []) for record in records] == [
         ["b", "d"] if number > min(after) else [] for number in range(1, 31)
     ]
-    mean = torch.tensor([GOALS[one] for one in "ace"]).mean(dim=0)
+    mean = torch.tensor([GOALS[client] for client in "ace"]).mean(dim=0)
     assert trained.state.weights.tolist() == pytest.approx(mean.tolist(), abs=1e-4)
 
 
@@ -596,11 +604,11 @@ def test_one_client_s_loss_ends_no_training(tmp_path: Path) -> None:
 
 
 def test_a_round_with_too_many_failures_is_made_again(tmp_path: Path) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        asked.append(client)
-        if len(asked) <= 3:
+        requested.append(client)
+        if len(requested) <= 3:
             return Reply((client,), None, "gone")
         return add_one(client, payload, server_round)
 
@@ -691,8 +699,8 @@ def test_no_claim_exceeds_its_share_where_that_is_possible(
     numbers: list[int], most: float
 ) -> None:
     counts = {str(place): number for place, number in enumerate(numbers)}
-    found = cap_claims(counts, set(counts), most)
-    assert all(1 <= found[name] <= counts[name] for name in counts)
+    capped = cap_claims(counts, set(counts), most)
+    assert all(1 <= capped[name] <= counts[name] for name in counts)
     # With one of two at a quarter there is nobody for the other half.
     if most * len(counts) >= 1:
-        assert max(found.values()) <= most * sum(found.values()) * (1 + 1e-9) + 1
+        assert max(capped.values()) <= most * sum(capped.values()) * (1 + 1e-9) + 1

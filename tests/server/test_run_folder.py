@@ -78,7 +78,7 @@ def test_what_came_after_a_round_is_put_aside_until_the_run_has_passed_it(
     a_run_of(folder, 9)
     folder.go_back(6)
     assert not folder.is_finished()
-    assert [one["server_round"] for one in folder.rounds()] == list(range(1, 7))
+    assert [record["server_round"] for record in folder.rounds()] == list(range(1, 7))
     assert rounds_in(folder.checkpoints) == [4, 5, 6]
     (aside,) = asides(folder.checkpoints)
     assert rounds_in(aside) == [7, 8, 9]
@@ -352,7 +352,7 @@ def test_who_trained_last_when_is_as_in_one_dictionary(
         histories.append(histories[-1].after(server_round, {}, None, used))
         expected.append(expected[-1] | dict.fromkeys(used, server_round))
     # Earlier ones have not changed.
-    assert [one.trained_in for one in histories] == expected
+    assert [history.trained_in for history in histories] == expected
     for history, known in zip(histories, expected, strict=True):
         assert list(history.trained_in or ()) == list(known)
         clients = [*known, "nobody"]
@@ -418,14 +418,14 @@ def test_flipped_byte_in_checkpoint_is_noticed_or_harmless(tmp_path: Path) -> No
             flipped[place] ^= 1 << place % 8
             path.write_bytes(flipped)
             with contextlib.suppress(RunError):
-                found = latest_of(folder)
-                assert fingerprint(found.state) == fingerprint(saved.state)
-                assert replace(found, state=None, earlier=()) == replace(
+                checkpoint = latest_of(folder)
+                assert fingerprint(checkpoint.state) == fingerprint(saved.state)
+                assert replace(checkpoint, state=None, earlier=()) == replace(
                     saved, state=None, earlier=()
                 ), (path.name, place)
-                assert [fingerprint(one.state) for one in found.earlier] == [
-                    fingerprint(state(1.0))
-                ]
+                assert [
+                    fingerprint(version.state) for version in checkpoint.earlier
+                ] == [fingerprint(state(1.0))]
         path.write_bytes(content)
 
 
@@ -455,7 +455,7 @@ def log(tmp_path: Path) -> DistributionLog:
 
 
 def served(*reported: ClientResult) -> dict[str, ClientResult]:
-    return {one.client: one for one in reported}
+    return {result.client: result for result in reported}
 
 
 def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
@@ -467,8 +467,8 @@ def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
     reported = log.reported("m1")
     assert (reported["c"], list(reported), len(reported)) == (None, ["a", "b", "c"], 3)
     assert ("c" in reported, "d" in reported) == (True, False)
-    asked = reported.of(["b", "c", "a"])
-    assert list(asked) == [result("b", 2), None, result("a", 1)]
+    results = reported.of(["b", "c", "a"])
+    assert list(results) == [result("b", 2), None, result("a", 1)]
 
 
 def test_what_was_reported_last_counts(log: DistributionLog) -> None:
@@ -486,9 +486,9 @@ def test_what_is_shown_is_sorted_by_what_clients_are_called(
 ) -> None:
     log.append("m", served(result("a"), result("b"), result("c")))
     shown = ShownResults(log.reported("m"), ["a", "b"], {"a": "zoe"})
-    assert [one.client for one in shown] == ["b", "zoe"]
+    assert [result.client for result in shown] == ["b", "zoe"]
     shown = ShownResults(log.reported("m"), ["a", "c"], {"a": "zoe", "c": "bob"})
-    assert [one.client for one in shown] == ["bob", "zoe"]
+    assert [result.client for result in shown] == ["bob", "zoe"]
     assert list(shown) == list(shown)
 
 
@@ -546,7 +546,8 @@ def test_a_checkpoint_holds_what_it_cannot_go_on_without(tmp_path: Path) -> None
         loaded = CheckpointFolder(tmp_path, "test", 2).load_latest(ModelState)
         assert loaded is not None
         return [
-            (one.server_round, one.state.weights.tolist()) for one in loaded.earlier
+            (version.server_round, version.state.weights.tolist())
+            for version in loaded.earlier
         ]
 
     assert earlier() == [(1, [1.0, 1.0]), (4, [4.0, 4.0])]
@@ -563,6 +564,7 @@ def test_a_model_that_clients_train_for_long_is_written_once(tmp_path: Path) -> 
     for server_round in (2, 3):
         folder.save(server_round, ModelState(torch.ones(2)), None, [first])
     files = [
-        tmp_path / f"round-00000{one}/earlier-000001.safetensors" for one in (2, 3)
+        tmp_path / f"round-00000{number}/earlier-000001.safetensors"
+        for number in (2, 3)
     ]
     assert files[0].samefile(files[1])

@@ -119,32 +119,32 @@ def schedule(
     return schedule_of(training, sizes, METHOD, key)
 
 
-def steps(made: Schedule, count: int) -> list[tuple[dict[str, int], float | None]]:
-    cohorts = [made.cohort(number) for number in range(1, count + 1)]
-    return [(dict(one.versions), one.ended_s) for one in cohorts]
+def steps(planned: Schedule, count: int) -> list[tuple[dict[str, int], float | None]]:
+    cohorts = [planned.cohort(number) for number in range(1, count + 1)]
+    return [(dict(cohort.versions), cohort.ended_s) for cohort in cohorts]
 
 
 def test_a_round_takes_as_long_as_its_last_client() -> None:
-    made = schedule(SynchronousTiming())
-    assert steps(made, 2) == [
+    planned = schedule(SynchronousTiming())
+    assert steps(planned, 2) == [
         ({"a": 0, "b": 0, "c": 0}, 4.0),
         ({"a": 1, "b": 1, "c": 1}, 8.0),
     ]
-    assert made.needed_after(1) == frozenset()
+    assert planned.needed_after(1) == frozenset()
 
 
 def test_the_first_ones_of_more_than_needed_count() -> None:
-    made = schedule(SynchronousTiming(over_selection=3.0), participation=1 / 3)
-    assert steps(made, 2) == [({"a": 0}, 1.0), ({"a": 1}, 2.0)]
-    assert made.cohort(1).num_late == 2
+    planned = schedule(SynchronousTiming(over_selection=3.0), participation=1 / 3)
+    assert steps(planned, 2) == [({"a": 0}, 1.0), ({"a": 1}, 2.0)]
+    assert planned.cohort(1).num_late == 2
 
 
 @pytest.mark.parametrize("num_needed", [50, 100, 190])
 def test_a_tenth_more_is_a_tenth_more(num_needed: int) -> None:
     sizes = dict.fromkeys(map(str, range(2 * num_needed)), 1)
     timing = SynchronousTiming(over_selection=1.1)
-    made = schedule(timing, participation=0.5, sizes=sizes)
-    assert made.cohort(1).num_late == num_needed // 10
+    planned = schedule(timing, participation=0.5, sizes=sizes)
+    assert planned.cohort(1).num_late == num_needed // 10
 
 
 @pytest.mark.parametrize(
@@ -153,17 +153,17 @@ def test_a_tenth_more_is_a_tenth_more(num_needed: int) -> None:
 )
 def test_a_round_ends_at_its_deadline(deadline_s: float, first: Any) -> None:
     """With those who have answered, or else with the first one."""
-    made = schedule(SynchronousTiming(deadline_s=deadline_s))
-    found = steps(made, 1)[0]
+    planned = schedule(SynchronousTiming(deadline_s=deadline_s))
+    step = steps(planned, 1)[0]
     expected = first[0] or {"a": 0, "b": 0, "c": 0}
-    assert found == (expected, first[1])
-    assert made.cohort(1).num_late == 3 - len(expected)
+    assert step == (expected, first[1])
+    assert planned.cohort(1).num_late == 3 - len(expected)
 
 
 def test_one_answer_a_step_by_hand() -> None:
     """c's four seconds are four steps of the others; of two at once, the first name."""
-    made = schedule(BufferedTiming(buffer_size=1))
-    assert steps(made, 6) == [
+    planned = schedule(BufferedTiming(buffer_size=1))
+    assert steps(planned, 6) == [
         ({"a": 0}, 1.0),
         ({"a": 1}, 2.0),
         ({"b": 0}, 2.0),
@@ -171,17 +171,17 @@ def test_one_answer_a_step_by_hand() -> None:
         ({"a": 4}, 4.0),
         ({"b": 3}, 4.0),
     ]
-    needed = [sorted(made.needed_after(number)) for number in range(1, 6)]
+    needed = [sorted(planned.needed_after(number)) for number in range(1, 6)]
     assert needed == [[0], [0], [0, 2], [0, 3], [0, 3]]
 
 
 def test_who_waits_in_the_buffer_does_not_train_again() -> None:
-    made = schedule(BufferedTiming(buffer_size=2))
-    assert steps(made, 2) == [({"a": 0, "b": 0}, 2.0), ({"a": 1, "b": 1}, 4.0)]
-    assert made.needed_after(1) == {0}
+    planned = schedule(BufferedTiming(buffer_size=2))
+    assert steps(planned, 2) == [({"a": 0, "b": 0}, 2.0), ({"a": 1, "b": 1}, 4.0)]
+    assert planned.needed_after(1) == {0}
     expected = {"num_rounds": 2, "round_seconds": 2.0, "staleness": 0.0}
-    assert made.client_figures(2)["b"] == expected
-    assert made.client_figures(2)["c"] == {"num_rounds": 0, "round_seconds": 4.0}
+    assert planned.client_figures(2)["b"] == expected
+    assert planned.client_figures(2)["c"] == {"num_rounds": 0, "round_seconds": 4.0}
     with pytest.raises(RunError, match=r"buffer_size: found 4, .* the 3 clients"):
         schedule(BufferedTiming(buffer_size=4))
 
@@ -206,33 +206,37 @@ def test_what_must_hold_of_buffered_steps(
         examples_per_s=10, speed_spread=100, available=available, period_s=3
     )
 
-    def made() -> Schedule:
+    def plan() -> Schedule:
         timing = BufferedTiming(buffer_size=buffer_size)
         return schedule(timing, participation, devices, clients, RandomKey(seed))
 
-    first = made()
-    found = [first.cohort(number) for number in range(1, 31)]
+    first = plan()
+    cohorts = [first.cohort(number) for number in range(1, 31)]
     free_from, ended_s = dict.fromkeys(clients, 0), 0.0
-    for number, one in enumerate(found, 1):
-        assert len(one.versions) == buffer_size
-        for client, version in one.versions.items():
+    for number, cohort in enumerate(cohorts, 1):
+        assert len(cohort.versions) == buffer_size
+        for client, version in cohort.versions.items():
             # It began after the step that it was last in, and before this one.
             assert free_from[client] <= version < number
             free_from[client] = number
-        assert one.ended_s is not None
-        assert one.ended_s >= ended_s
-        ended_s = one.ended_s
+        assert cohort.ended_s is not None
+        assert cohort.ended_s >= ended_s
+        ended_s = cohort.ended_s
     most = num_participants(len(clients), participation)
     for number in range(1, 30):
-        later = {version for one in found[number:] for version in one.versions.values()}
+        later = {
+            version
+            for cohort in cohorts[number:]
+            for version in cohort.versions.values()
+        }
         needed = first.needed_after(number)
         assert {version for version in later if version < number} <= needed
         assert len(needed) <= most
         assert all(version < number for version in needed)
     # The same when it is asked for the end alone.
-    again = made()
-    assert again.cohort(30) == found[29]
-    assert again.cohort(7) == found[6]
+    again = plan()
+    assert again.cohort(30) == cohorts[29]
+    assert again.cohort(7) == cohorts[6]
 
 
 def devices_of(given: DeviceSettings, sizes: Mapping[str, int]) -> Devices:
@@ -255,7 +259,7 @@ def test_work_is_examples_and_bytes() -> None:
 def test_the_spread_is_of_the_middle_95_percent() -> None:
     sizes = dict.fromkeys(map(str, range(4000)), 1)
     devices = devices_of(DeviceSettings(examples_per_s=1, speed_spread=100), sizes)
-    seconds = [devices.work_s(one) for one in sizes]
+    seconds = [devices.work_s(client) for client in sizes]
     low, middle, high = np.quantile(seconds, [0.025, 0.5, 0.975])
     assert high / low == pytest.approx(100, rel=0.15)
     assert middle == pytest.approx(1, rel=0.1)
@@ -265,7 +269,7 @@ def test_so_large_a_part_is_there_at_any_time() -> None:
     sizes = dict.fromkeys(map(str, range(2000)), 1)
     devices = devices_of(DeviceSettings(available=0.7, period_s=10), sizes)
     for at_s in (0.0, 3.3, 250.0):
-        num_there = sum(devices.is_available(one, at_s) for one in sizes)
+        num_there = sum(devices.is_available(client, at_s) for client in sizes)
         assert num_there / 2000 == pytest.approx(0.7, abs=0.04)
 
 
@@ -293,9 +297,9 @@ def test_a_late_update_is_a_change_of_the_present_model() -> None:
     method = FedAvg(linear_task(TrainingSettings()), FedAvg.settings_type())
     then, now = ModelPayload(torch.zeros(2)), ModelPayload(torch.tensor([10.0, 20.0]))
     update = ModelUpdate(torch.tensor([1.0, 2.0]), 3, 0.5)
-    found = rebased(method, update, then, now, 0.5)
-    assert found.weights.tolist() == [10.5, 21.0]
-    assert (found.num_examples, found.train_loss) == (3, 0.5)
+    moved = rebased(method, update, then, now, 0.5)
+    assert moved.weights.tolist() == [10.5, 21.0]
+    assert (moved.num_examples, moved.train_loss) == (3, 0.5)
 
 
 def test_buffers_stay_between_the_two() -> None:
@@ -303,11 +307,11 @@ def test_buffers_stay_between_the_two() -> None:
     method = FedAvg(normed_task(TrainingSettings()), FedAvg.settings_type())
     count, total = method.task.model.num_parameters, method.task.initial_weights.numel()
     assert count < total
-    then, now = (ModelPayload(torch.full((total,), one)) for one in (1.0, 0.1))
+    then, now = (ModelPayload(torch.full((total,), value)) for value in (1.0, 0.1))
     update = ModelUpdate(torch.full((total,), 0.5), 1, 0.0)
-    found = rebased(method, update, then, now, 0.5).weights
-    assert found[:count].tolist() == pytest.approx([-0.15] * count, abs=1e-6)
-    assert found[count:].tolist() == pytest.approx([0.3] * (total - count))
+    weights = rebased(method, update, then, now, 0.5).weights
+    assert weights[:count].tolist() == pytest.approx([-0.15] * count, abs=1e-6)
+    assert weights[count:].tolist() == pytest.approx([0.3] * (total - count))
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"local"}))
@@ -318,8 +322,8 @@ def test_an_update_that_is_not_late_is_itself(name: str) -> None:
     for i, client in enumerate(CLIENTS):
         update = client_update(method, before, client, noisy(6 + i, 4, seed=i))[1]
         payload = method.broadcast(before, client, RandomKey(1).child(client))
-        found = rebased(method, update, payload, payload, 1.0)
-        parts, expected = take_apart(found), take_apart(update)
+        moved = rebased(method, update, payload, payload, 1.0)
+        parts, expected = take_apart(moved), take_apart(update)
         assert parts.structure == expected.structure
         for path, tensor in expected.tensors.items():
             assert torch.allclose(parts.tensors[path], tensor, atol=1e-5), path
@@ -335,25 +339,31 @@ def test_no_variance_is_extrapolated(name: str) -> None:
         Examples(alike, torch.arange(8) % 3), noisy(0, 4, seed=5).validation
     )
     before = method.init(CLIENTS, RandomKey(1))
-    made = {one: client_update(method, before, one, data) for one in CLIENTS}
-    present = method.aggregate(before, iter((one, made[one][1]) for one in CLIENTS))
+    updates = {
+        client: client_update(method, before, client, data) for client in CLIENTS
+    }
+    present = method.aggregate(
+        before, iter((client, updates[client][1]) for client in CLIENTS)
+    )
 
     def late(client: str) -> tuple[str, Any]:
         key = RandomKey(1).child(client)
-        then, now = (method.broadcast(one, client, key) for one in (before, present))
-        return client, rebased(method, made[client][1], then, now, 1.0)
+        then, now = (
+            method.broadcast(state, client, key) for state in (before, present)
+        )
+        return client, rebased(method, updates[client][1], then, now, 1.0)
 
     state = method.aggregate(present, map(late, CLIENTS))
     images = noisy(6, 0, seed=4).train.images
     for client in (UNSEEN_CLIENT, *CLIENTS):
-        memory, own = (
+        memory, personal = (
             None,
             ClientData(no_examples(method.task.spec), no_examples(method.task.spec)),
         )
-        if client in made:
-            memory, own = made[client][0], data
+        if client in updates:
+            memory, personal = updates[client][0], data
         payload = method.broadcast(state, client, RandomKey(2))
-        served = method.personalize(payload, memory, own, RandomKey(3))
+        served = method.personalize(payload, memory, personal, RandomKey(3))
         assert torch.isfinite(served(images)).all(), client
 
 
@@ -386,8 +396,8 @@ def run(
 
 
 def state_of(folder: RunFolder) -> str:
-    found: str = folder.results()["training"]["state_sha256"]
-    return found
+    digest: str = folder.results()["training"]["state_sha256"]
+    return digest
 
 
 def test_time_alone_changes_no_number(tmp_path: Path) -> None:
@@ -395,12 +405,12 @@ def test_time_alone_changes_no_number(tmp_path: Path) -> None:
     timed = run(tmp_path, "timed", participation=0.5, devices={"speed_spread": 100.0})
     assert state_of(timed) == state_of(plain)
     assert "virtual_seconds" not in plain.rounds()[0]
-    seconds = [one["virtual_seconds"] for one in timed.rounds()]
+    seconds = [record["virtual_seconds"] for record in timed.rounds()]
     assert 0 < seconds[0] < seconds[1] < seconds[2]
     assert timed.results()["training"]["virtual_seconds"] == seconds[2]
     clients = read_clients(timed.path)
-    taken = clients["num_rounds"].sum()
-    assert taken == sum(one["num_clients"] for one in timed.rounds())
+    num_updates = clients["num_rounds"].sum()
+    assert num_updates == sum(record["num_clients"] for record in timed.rounds())
     assert (clients["round_seconds"].notna() == clients["seen"]).all()
 
 
@@ -411,7 +421,7 @@ def test_where_all_are_alike_buffered_steps_are_rounds(tmp_path: Path) -> None:
     timing = {"name": "buffered", "buffer_size": num_clients}
     buffered = run(tmp_path, "buffered", devices={}, timing=timing)
     assert state_of(buffered) == state_of(plain)
-    assert [one["staleness_max"] for one in buffered.rounds()] == [0, 0, 0]
+    assert [record["staleness_max"] for record in buffered.rounds()] == [0, 0, 0]
 
 
 def test_a_run_goes_on_with_every_model_that_is_still_trained_with(
@@ -426,7 +436,7 @@ def test_a_run_goes_on_with_every_model_that_is_still_trained_with(
     whole = run(tmp_path, "whole", **late)
     rare = run(tmp_path, "rare", {"checkpoint_every": 4}, **late)
     assert state_of(rare) == state_of(whole)
-    assert max(one["staleness_max"] for one in rare.rounds()) > 2
+    assert max(record["staleness_max"] for record in rare.rounds()) > 2
     assert rounds_in(rare.checkpoints) == [4, 8, 12]
     bench = open_workbench(rare.experiment(experiment_catalogue()))
     for folder, back in ((rare, 8), (rare, 4), (whole, 8)):
@@ -454,11 +464,11 @@ def test_a_client_trains_in_the_round_that_begins_with_its_model(
     late = run(tmp_path, "late", devices={"speed_spread": 100.0}, timing=timing)
     bench = open_workbench(late.experiment(experiment_catalogue()))
     training, sizes = bench.experiment.training, bench.roster.trainable()
-    made = schedule_of(training, sizes, bench.method, bench.key)
+    planned = schedule_of(training, sizes, bench.method, bench.key)
     for number in (1, 2, 3):
-        versions = made.cohort(number).versions
-        assert trained[number] == {one: versions[one] + 1 for one in versions}
-    assert any(one["staleness_max"] for one in late.rounds())
+        versions = planned.cohort(number).versions
+        assert trained[number] == {client: versions[client] + 1 for client in versions}
+    assert any(record["staleness_max"] for record in late.rounds())
 
 
 def test_a_timing_needs_devices(tmp_path: Path) -> None:

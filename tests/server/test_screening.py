@@ -48,20 +48,22 @@ def judge(
         most, past or {}, rate, leeway or {}, folder / "waiting"
     )
     updates = [
-        None if one is None else measured(name, one)
-        for name, one in zip("abcdefghijkl", norms, strict=False)
+        None if norm is None else measured(name, norm)
+        for name, norm in zip("abcdefghijkl", norms, strict=False)
     ]
     passed = compared.passed(updates, len(updates), refused.__setitem__)
-    return [one.client for one in passed], refused
+    return [reply.client for reply in passed], refused
 
 
 @pytest.mark.parametrize("length", [0, 1, 8191, 8192, 100_003])
 def test_a_norm_is_that_of_all_numbers(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
-    one, other = torch.randn(2, length, generator=generator)
-    exact = float((one.double() - other.double()).norm())
-    assert screening.norm(one, other) == pytest.approx(exact, rel=1e-6)
-    assert screening.norm(one) == pytest.approx(float(one.double().norm()), rel=1e-6)
+    first, second = torch.randn(2, length, generator=generator)
+    exact = float((first.double() - second.double()).norm())
+    assert screening.norm(first, second) == pytest.approx(exact, rel=1e-6)
+    assert screening.norm(first) == pytest.approx(
+        float(first.double().norm()), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
@@ -98,7 +100,7 @@ def test_one_of_three_that_is_scaled_by_900_is_refused(
     passed, refused = judge(norms, tmp_path, past)
     assert list(refused) == ["abc"[place]]
     assert "max_update_median_ratio" in refused["abc"[place]]
-    assert passed == [one for one in "abc" if one not in refused]
+    assert passed == [client for client in "abc" if client not in refused]
 
 
 def test_the_order_of_replies_decides_nothing(tmp_path: Path) -> None:
@@ -106,8 +108,8 @@ def test_the_order_of_replies_decides_nothing(tmp_path: Path) -> None:
     honest, bad = [0.02, 0.3, 0.5], [90.0, 400.0]
     for norms in itertools.permutations([*honest, *bad]):
         passed, refused = judge(norms, tmp_path)
-        assert sorted(norms["abcde".index(one)] for one in refused) == bad
-        assert passed == [one for one in "abcde" if one not in refused]
+        assert sorted(norms["abcde".index(client)] for client in refused) == bad
+        assert passed == [client for client in "abcde" if client not in refused]
 
 
 @pytest.mark.parametrize("past", [{}, LEARNED])
@@ -123,7 +125,7 @@ def test_clients_that_differ_are_all_taken(
 def test_fewer_than_three_are_judged_by_the_rounds_before(
     tmp_path: Path, norms: list[float]
 ) -> None:
-    large = ["ab"[place] for place, one in enumerate(norms) if one]
+    large = ["ab"[place] for place, norm in enumerate(norms) if norm]
     assert list(judge(norms, tmp_path, LEARNED)[1]) == large
     assert judge([0.2] * len(norms), tmp_path, LEARNED)[1] == {}
 
@@ -199,15 +201,15 @@ def test_those_behind_one_that_is_strange_wait_on_disk(
     sent = [measured("a", 90.0), *(measured(client, 0.25) for client in "bcdef")]
 
     def updates() -> Iterator[screening.MeasuredUpdate]:
-        for one in sent:
-            yield one
+        for reply in sent:
+            yield reply
             on_disk.append(len(list((tmp_path / "waiting").glob("*.f32"))))
 
     compared = screening.Screening(MOST, {}, 1.0, {}, tmp_path / "waiting")
     passed = list(compared.passed(updates(), 6, lambda *_: None))
     # The verdict on the first is certain once four of the six are known.
     assert on_disk == [0, 1, 2, 0, 0, 0]
-    assert [one.client for one in passed] == list("bcdef")
+    assert [reply.client for reply in passed] == list("bcdef")
     assert fingerprint(passed[1].update) == fingerprint(sent[2].update)
     assert not (tmp_path / "waiting").exists()
 
@@ -251,7 +253,7 @@ def clip(
         MOST, past or {}, 1.0, leeway or {}, folder / "waiting", clipping
     )
     passed = list(compared.passed(updates(), len(norms), lambda *_: None))
-    moved = {one.client: float(one.update.weights[0]) - 5.0 for one in passed}
+    moved = {reply.client: float(reply.update.weights[0]) - 5.0 for reply in passed}
     return moved, compared.clipped
 
 
@@ -266,8 +268,8 @@ def test_clipping_does_not_depend_on_the_order_of_replies(tmp_path: Path) -> Non
     norms = [0.4, 0.9, 1.0, 3.5, 30.0]
     for order in itertools.permutations(norms):
         moved, _ = clip(tmp_path, order)
-        found = [moved["abcde"[order.index(one)]] for one in norms]
-        assert found == pytest.approx([0.4, 0.9, 1.0, 2.0, 2.0])
+        in_order = [moved["abcde"[order.index(norm)]] for norm in norms]
+        assert in_order == pytest.approx([0.4, 0.9, 1.0, 2.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -314,9 +316,9 @@ def test_clipped_update_keeps_what_was_not_sent() -> None:
     update = TwoParts((torch.tensor([3.0, 5.0]), torch.tensor([9.0])), control)
     measured = screening.MeasuredUpdate("a", update, {}, 0)
     clipping = screening.Clipping(2.0, lambda *_: origin)
-    found = clipping.shorten(measured, {"models": 0.5, "control": 0.5}).update
-    assert [one.tolist() for one in found.models] == [[2.0, 3.0], [9.0]]
-    assert found.control.tolist() == [7.0]
+    shortened = clipping.shorten(measured, {"models": 0.5, "control": 0.5}).update
+    assert [model.tolist() for model in shortened.models] == [[2.0, 3.0], [9.0]]
+    assert shortened.control.tolist() == [7.0]
 
 
 @pytest.mark.parametrize("past", [{}, LEARNED])
@@ -334,15 +336,15 @@ def test_only_what_may_be_clipped_waits_for_the_whole_round(
     folder = tmp_path / "waiting"
     compared = screening.Screening(MOST, past, 1.0, {}, folder, clipping)
     passed = compared.passed(updates(), 5, lambda *_: None)
-    found = [(next(passed).client, len(pulled)) for _ in "abcde"]
+    progress = [(next(passed).client, len(pulled)) for _ in "abcde"]
     # Without rounds before, the median is known once most of the round is.
     first = [1, 2, 3] if past else [3, 3, 3]
-    assert found == [*zip("abc", first, strict=True), ("d", 5), ("e", 5)]
+    assert progress == [*zip("abc", first, strict=True), ("d", 5), ("e", 5)]
 
 
 def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screening:
     """Return the screening of a round whose clients moved the weights so far."""
-    made = screening.Screening(None, {}, 1.0, {}, folder / "waiting")
+    round_screening = screening.Screening(None, {}, 1.0, {}, folder / "waiting")
     update = ModelUpdate(torch.zeros(1), 1, 0.5)
     updates = [
         screening.MeasuredUpdate(
@@ -350,8 +352,8 @@ def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screen
         )
         for m in moved
     ]
-    list(made.passed(updates, len(updates), lambda *_: None))
-    return made
+    list(round_screening.passed(updates, len(updates), lambda *_: None))
+    return round_screening
 
 
 @pytest.mark.parametrize(
@@ -390,8 +392,8 @@ def test_one_client_does_not_move_the_median(
 def test_how_far_a_loss_may_rise(
     tmp_path: Path, loss: float | None, lowest: float | None, explodes: bool
 ) -> None:
-    found = explosion.explosion_sign(loss, lowest, round_of(tmp_path, 0.1).distances())
-    assert bool(found) == explodes
+    sign = explosion.explosion_sign(loss, lowest, round_of(tmp_path, 0.1).distances())
+    assert bool(sign) == explodes
 
 
 @pytest.mark.parametrize(
@@ -406,7 +408,7 @@ def test_how_far_a_loss_may_rise(
 def test_how_far_the_median_client_may_move(
     tmp_path: Path, moved: tuple[float, ...], sent: float, explodes: bool
 ) -> None:
-    found = explosion.explosion_sign(
+    sign = explosion.explosion_sign(
         0.5, 0.4, round_of(tmp_path, *moved, sent=sent).distances()
     )
-    assert ("weights" in found) == explodes
+    assert ("weights" in sign) == explodes

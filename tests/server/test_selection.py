@@ -43,12 +43,12 @@ def test_utility_is_examples_times_loss() -> None:
 
 def test_utilities_by_hand() -> None:
     """U of 1, 2, 3 is divided by the 95 % quantile, 2.9, and so is 3 but for that."""
-    made = by_utility({"a": 2.0, "b": 4.0, "c": 8.0}, preferred_quantile=0.5)
-    made.learn([{"a": 5.0, "b": 2.0}, {"a": 1.0, "c": 3.0}])
-    made.draw(["a", "b", "c", "d"], 2, 3)
-    found = made.utilities(["a", "b", "c", "d"], 3)
+    selection = by_utility({"a": 2.0, "b": 4.0, "c": 8.0}, preferred_quantile=0.5)
+    selection.learn([{"a": 5.0, "b": 2.0}, {"a": 1.0, "c": 3.0}])
+    selection.draw(["a", "b", "c", "d"], 2, 3)
+    utilities = selection.utilities(["a", "b", "c", "d"], 3)
     bonus = 0.1 * math.log(3)
-    assert found == {
+    assert utilities == {
         "a": pytest.approx(1 / 2.9 + math.sqrt(bonus / 2)),
         "b": pytest.approx(2 / 2.9 + math.sqrt(bonus / 1)),
         # It needs twice the preferred 4 seconds: a quarter.
@@ -60,15 +60,17 @@ def test_utilities_by_hand() -> None:
     ("server_round", "expected"), [(1, 0.9), (2, 0.45), (3, 0.225), (4, 0.2), (9, 0.2)]
 )
 def test_exploration_decays(server_round: int, expected: float) -> None:
-    made = by_utility(exploration=0.9, exploration_decay=0.5, min_exploration=0.2)
-    assert made.exploration(server_round) == pytest.approx(expected)
+    selection = by_utility(exploration=0.9, exploration_decay=0.5, min_exploration=0.2)
+    assert selection.exploration(server_round) == pytest.approx(expected)
 
 
 def test_without_exploration_those_with_the_most_are_drawn() -> None:
-    made = by_utility(**GREEDY)
-    made.learn([{client: float(number) for number, client in enumerate(CLIENTS, 1)}])
+    selection = by_utility(**GREEDY)
+    selection.learn(
+        [{client: float(number) for number, client in enumerate(CLIENTS, 1)}]
+    )
     # 19 and 20 count as 0.997 and 1; 95 % of the former is 0.948, more than 18's 0.945.
-    assert made.draw(CLIENTS, 2, 2) == ["18", "19"]
+    assert selection.draw(CLIENTS, 2, 2) == ["18", "19"]
 
 
 def test_the_likelier_the_more_is_learnt_of_it() -> None:
@@ -76,21 +78,23 @@ def test_the_likelier_the_more_is_learnt_of_it() -> None:
     gains = [{"a": 98.0, "b": 100.0, "c": 50.0}]
     counts: Counter[str] = Counter()
     for seed in range(2000):
-        made = ByUtility(UtilitySelection(**GREEDY), RandomKey(seed))
-        made.learn(gains)
-        counts.update(made.draw(["a", "b", "c"], 1, 2))
+        selection = ByUtility(UtilitySelection(**GREEDY), RandomKey(seed))
+        selection.learn(gains)
+        counts.update(selection.draw(["a", "b", "c"], 1, 2))
     assert set(counts) == {"a", "b"}
     assert counts["a"] / 2000 == pytest.approx(98 / 198, abs=0.035)
 
 
 def test_part_of_a_round_is_drawn_of_all_others() -> None:
     """A third of 6 by exploration: over many rounds all are met."""
-    made = by_utility(exploration=0.34, exploration_decay=1.0, staleness_weight=0.0)
+    selection = by_utility(
+        exploration=0.34, exploration_decay=1.0, staleness_weight=0.0
+    )
     best = dict.fromkeys(CLIENTS[:4], 1.0)
-    made.learn([best] * 100)
+    selection.learn([best] * 100)
     met: Counter[str] = Counter()
     for server_round in range(2, 101):
-        drawn = made.draw(CLIENTS, 6, server_round)
+        drawn = selection.draw(CLIENTS, 6, server_round)
         assert len(set(drawn)) == 6
         assert drawn == sorted(drawn)
         assert set(CLIENTS[:4]) <= set(drawn)
@@ -100,17 +104,19 @@ def test_part_of_a_round_is_drawn_of_all_others() -> None:
 
 @pytest.mark.parametrize("client_gain", [0.0, 2.0])
 def test_full_exploration_is_uniform(client_gain: float) -> None:
-    made = by_utility(exploration=1.0, exploration_decay=1.0)
-    made.learn([dict.fromkeys(CLIENTS, client_gain)] * 10)
+    selection = by_utility(exploration=1.0, exploration_decay=1.0)
+    selection.learn([dict.fromkeys(CLIENTS, client_gain)] * 10)
     for server_round in range(1, 11):
         expected = Uniform(KEY).draw(CLIENTS, 7, server_round)
-        assert made.draw(CLIENTS, 7, server_round) == expected
+        assert selection.draw(CLIENTS, 7, server_round) == expected
 
 
 def test_where_nothing_is_learnt_of_anyone_all_are_as_likely() -> None:
-    made = by_utility(**GREEDY)
-    made.learn([dict.fromkeys(CLIENTS, 0.0)] * 60)
-    met = {name for number in range(2, 60) for name in made.draw(CLIENTS, 3, number)}
+    selection = by_utility(**GREEDY)
+    selection.learn([dict.fromkeys(CLIENTS, 0.0)] * 60)
+    met = {
+        name for number in range(2, 60) for name in selection.draw(CLIENTS, 3, number)
+    }
     assert met == set(CLIENTS)
 
 
@@ -132,18 +138,18 @@ def test_a_run_goes_on_with_the_same_choices(
     assert state_of(again) == state_of(whole)
     # What was learnt is a line a round, and no part of each checkpoint.
     gains = JsonLines(again.checkpoints / "gains.jsonl")
-    found = gains.read()
-    assert len(found) == 6
+    kept_gains = gains.read()
+    assert len(kept_gains) == 6
     manifest = (again.checkpoints / "round-000006/manifest.json").read_text()
     assert json.loads(manifest)["history"]["num_gains"] == 6
     assert "gains" not in json.loads(manifest)["history"]
     again.go_back(3)
     _resume(again)
-    assert gains.read() == found
-    gains.replace(found[:5])  # of a disc that lost some
+    assert gains.read() == kept_gains
+    gains.replace(kept_gains[:5])  # of a disc that lost some
     (again.path / "results.json").unlink()
     _resume(again)
-    assert gains.read() == found
+    assert gains.read() == kept_gains
     assert state_of(again) == state_of(whole)
     plain = run(tmp_path, "plain", **settings)
     assert state_of(plain) != state_of(whole)

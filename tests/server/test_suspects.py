@@ -13,11 +13,13 @@ def directions(*vectors: Tensor) -> dict[str, Tensor]:
 
 def cosines(*vectors: Tensor) -> dict[str, float]:
     """Return each client's cosine with the sum of the others' unit vectors."""
-    unit = [one.double() / one.double().norm() for one in vectors]
+    unit = [vector.double() / vector.double().norm() for vector in vectors]
     total = torch.stack(unit).sum(dim=0)
     return {
-        client: float(own @ (total - own) / (total - own).norm())
-        for client, own in zip("abcdefgh", unit, strict=False)
+        client: float(
+            client_vector @ (total - client_vector) / (total - client_vector).norm()
+        )
+        for client, client_vector in zip("abcdefgh", unit, strict=False)
     }
 
 
@@ -38,13 +40,13 @@ def test_agreements_are_cosines_with_the_others(length: int) -> None:
             # What was not sent, or in another shape, has no direction.
             "loss": torch.tensor(9e9),
         }
-        own = sketch(arrived, origin)
-        assert own is not None
-        sketches[client] = own
-    found = agreements(sketches)
-    assert found == pytest.approx(cosines(*vectors), abs=0.08)
+        sketch_of = sketch(arrived, origin)
+        assert sketch_of is not None
+        sketches[client] = sketch_of
+    cosine_of = agreements(sketches)
+    assert cosine_of == pytest.approx(cosines(*vectors), abs=0.08)
     if length > 3:
-        assert found["d"] < -0.4 < 0.1 < min(found[one] for one in "abc")
+        assert cosine_of["d"] < -0.4 < 0.1 < min(cosine_of[client] for client in "abc")
 
 
 def test_sketch_of_what_did_not_move_is_none() -> None:
@@ -55,9 +57,9 @@ def test_sketch_of_what_did_not_move_is_none() -> None:
 
 
 def test_one_client_agrees_with_nobody() -> None:
-    own = sketch({"weights": torch.ones(5)}, {"weights": torch.zeros(5)})
-    assert own is not None
-    assert agreements({"a": own}) == {}
+    only_sketch = sketch({"weights": torch.ones(5)}, {"weights": torch.zeros(5)})
+    assert only_sketch is not None
+    assert agreements({"a": only_sketch}) == {}
     assert agreements({}) == {}
 
 

@@ -81,10 +81,10 @@ def devices_of(given: DeviceSettings, key: RandomKey = KEY, size: int = 10) -> D
 def test_units(
     tmp_path: Path, row: dict[str, Any], expected: Device, suffix: str
 ) -> None:
-    found = device_of(tmp_path, row, suffix)
-    assert found.seconds_per_example == pytest.approx(expected.seconds_per_example)
-    assert found.bytes_down_per_s == expected.bytes_down_per_s
-    assert found.bytes_up_per_s == expected.bytes_up_per_s
+    device = device_of(tmp_path, row, suffix)
+    assert device.seconds_per_example == pytest.approx(expected.seconds_per_example)
+    assert device.bytes_down_per_s == expected.bytes_down_per_s
+    assert device.bytes_up_per_s == expected.bytes_up_per_s
 
 
 def test_several_measurements_count_with_their_mean(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_fedscales_files_by_hand(tmp_path: Path) -> None:
     )
     devices = devices_of(both)
     assert devices.work_s("a") == pytest.approx(3.04)
-    there = [
+    intervals = [
         at_s for at_s in range(0, 101, 5) if devices.is_available("a", float(at_s))
     ]
-    assert there == [10, 30, 35, 60, 80, 85]
+    assert intervals == [10, 30, 35, 60, 80, 85]
     assert devices.back_s("a", 0.0) == 10
     assert devices.back_s("a", 41.0) == 60
     assert devices.finished_s("a", 0.0) == pytest.approx(13.04)
@@ -151,12 +151,14 @@ def test_each_client_has_a_device_whoever_else_there_is(tmp_path: Path) -> None:
     rows = [{"seconds_per_example": 1 + number} for number in range(5)]
     settings = DeviceSettings(trace=written(tmp_path / "five.csv", rows))
     clients = [f"{number:04d}" for number in range(2000)]
-    drawn = [Traces(settings, KEY).device(one) for one in clients[:20]]
-    again = [Traces(settings, KEY).device(one) for one in reversed(clients[:20])]
+    drawn = [Traces(settings, KEY).device(client) for client in clients[:20]]
+    again = [Traces(settings, KEY).device(client) for client in reversed(clients[:20])]
     assert drawn == again[::-1]
-    assert drawn != [Traces(settings, RandomKey(1)).device(one) for one in clients[:20]]
-    made = Traces(settings, KEY)
-    counts = Counter(made.device(one).seconds_per_example for one in clients)
+    assert drawn != [
+        Traces(settings, RandomKey(1)).device(client) for client in clients[:20]
+    ]
+    traces = Traces(settings, KEY)
+    counts = Counter(traces.device(client).seconds_per_example for client in clients)
     assert len(counts) == 5
     assert all(count == pytest.approx(400, abs=60) for count in counts.values())
 
@@ -170,9 +172,9 @@ def test_steps_by_hand(tmp_path: Path) -> None:
         "finish_time": 10,
     }
     devices = DeviceSettings(trace=written(tmp_path / "one.json", [row]))
-    made = schedule(BufferedTiming(buffer_size=1), devices=devices)
+    planned = schedule(BufferedTiming(buffer_size=1), devices=devices)
     # All begin at 2. At 5 b has done one second of two, c three of four.
-    assert steps(made, 7) == [
+    assert steps(planned, 7) == [
         ({"a": 0}, 3.0),
         ({"a": 1}, 4.0),
         ({"b": 0}, 4.0),

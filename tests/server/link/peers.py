@@ -115,19 +115,19 @@ class Reply:
 
 def reply_to(message: Message, record: RecordDict | None = None) -> Reply:
     """Return an honest reply to what was received."""
-    asked, now, record = message.metadata, time.time(), record or RecordDict()
+    request, now, record = message.metadata, time.time(), record or RecordDict()
     metadata = Metadata(
-        run_id=asked.run_id,
-        src_node_id=asked.dst_node_id,
+        run_id=request.run_id,
+        src_node_id=request.dst_node_id,
         dst_node_id=SUPERLINK_NODE_ID,
-        reply_to_message_id=asked.message_id,
-        group_id=asked.group_id,
-        ttl=asked.created_at + asked.ttl - now - 1,
-        message_type=asked.message_type,
+        reply_to_message_id=request.message_id,
+        group_id=request.group_id,
+        ttl=request.created_at + request.ttl - now - 1,
+        message_type=request.message_type,
         created_at=now,
     )
     inside = get_all_nested_objects(record).items()
-    contents = {name: one.deflate() for name, one in inside}
+    contents = {name: object_.deflate() for name, object_ in inside}
     return Reply(metadata, contents, get_object_tree(record))
 
 
@@ -166,17 +166,19 @@ class Peer:
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             answer = self.post("pull-messages", PullMessagesRequest(node=self.node))
-            found = PullMessagesResponse.FromString(answer.raise_for_status().content)
-            if found.messages_list:
-                return found.messages_list[0], found.message_object_trees[0]
+            response = PullMessagesResponse.FromString(
+                answer.raise_for_status().content
+            )
+            if response.messages_list:
+                return response.messages_list[0], response.message_object_trees[0]
             time.sleep(0.1)
         raise AssertionError("no message came")
 
     def take(self, message: Message, tree: ObjectTree) -> None:
         """Fetch a message's objects and say so."""
         run_id = message.metadata.run_id
-        for one in _all_of(tree):
-            while not self._pulled(run_id, one).object_available:
+        for object_id in _all_of(tree):
+            while not self._pulled(run_id, object_id).object_available:
                 time.sleep(0.05)
         confirmed = ConfirmMessageReceivedRequest(
             node=self.node, run_id=run_id, message_object_id=tree.object_id
@@ -186,8 +188,8 @@ class Peer:
     def _pulled(self, run_id: int, name: str) -> PullObjectResponse:
         request = PullObjectRequest(node=self.node, run_id=run_id, object_id=name)
         answer = self.post("pull-object", request).raise_for_status()
-        told: PullObjectResponse = PullObjectResponse.FromString(answer.content)
-        return told
+        response: PullObjectResponse = PullObjectResponse.FromString(answer.content)
+        return response
 
     def announce(self, reply: Reply) -> httpx.Response:
         return self.post("push-messages", reply.request(self.node_id))
@@ -209,11 +211,11 @@ class Peer:
         answers = [self.announce(reply)]
         if not answers[0].is_success:
             return answers
-        told = PushMessagesResponse.FromString(answers[0].content)
+        response = PushMessagesResponse.FromString(answers[0].content)
         run_id, objects = reply.metadata.run_id, reply.objects
         return answers + [
-            self.push(run_id, told.session_id, one, objects[one])
-            for one in told.objects_to_push
+            self.push(run_id, response.session_id, object_id, objects[object_id])
+            for object_id in response.objects_to_push
         ]
 
     def answer(self, record: RecordDict | None = None) -> None:
@@ -261,5 +263,5 @@ def head(path: str, length: int, headers: Mapping[str, str]) -> bytes:
 
 def reason(answer: httpx.Response) -> str:
     """Return what a refusal says."""
-    told = json.loads(answer.content)
-    return f"{told.get('detail')} {told.get('extra', '')}"
+    answer_body = json.loads(answer.content)
+    return f"{answer_body.get('detail')} {answer_body.get('extra', '')}"

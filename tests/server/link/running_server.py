@@ -36,7 +36,7 @@ class RunningServer:
 
     @property
     def statuses(self) -> dict[str, str]:
-        return {one.name: one.status for one in list_clients(self.settings)[0]}
+        return {client.name: client.status for client in list_clients(self.settings)[0]}
 
     def add(self, name: str) -> Path:
         """Return the folder of a new client."""
@@ -199,8 +199,8 @@ class MessageRun:
 
     @property
     def state(self) -> str:
-        found = status(self.server.settings, self.run_id)
-        return f"{found.state} {found.outcome}".strip()
+        run_status = status(self.server.settings, self.run_id)
+        return f"{run_status.state} {run_status.outcome}".strip()
 
     def finished(self, patience_s: float = 90.0) -> str:
         processes.wait_until(
@@ -223,7 +223,7 @@ def submitted(
     words += [f"{key}={value}" for key, value in config.items()]
     command = ("run", folder, CONNECTION, "--format", "json")
     home = server.settings.flower_home
-    said = server.flwr(home, *command, "--run-config", " ".join(words))
-    found = json.loads(said[said.index("{") :])
-    assert "run-id" in found, said
-    return MessageRun(int(found["run-id"]), output, server)
+    printed = server.flwr(home, *command, "--run-config", " ".join(words))
+    document = json.loads(printed[printed.index("{") :])
+    assert "run-id" in document, printed
+    return MessageRun(int(document["run-id"]), output, server)

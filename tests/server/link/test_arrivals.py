@@ -39,11 +39,11 @@ class _ReadyFiles(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> Any:
-        found = super().select(0)
-        if not found:
+        events = super().select(0)
+        if not events:
             assert timeout is not None, "nothing would ever happen again"
             self._loop.now += timeout
-        return found
+        return events
 
 
 @dataclass
@@ -95,10 +95,10 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     loop = FastLoop()
     monkeypatch.setattr(time, "monotonic", loop.time)
     monkeypatch.setattr(time, "sleep", loop.sleep)
-    one = Case(loop)
-    yield one
-    if one.app >= 0:
-        os.close(one.app)
+    opened = Case(loop)
+    yield opened
+    if opened.app >= 0:
+        os.close(opened.app)
     loop.close()
 
 

@@ -64,14 +64,14 @@ class Scene:
     def run(self, *peers: Peer, **config: int) -> MessageRun:
         self.num_runs += 1
         self.beat()
-        nodes = [one.node_id for one in peers]
+        nodes = [peer.node_id for peer in peers]
         return submitted(self.server, self.folder / str(self.num_runs), nodes, **config)
 
     def beat(self) -> None:
         """Keep all online."""
-        for one in (self.evil, self.good, self.other):
-            request = SendNodeHeartbeatRequest(node=one.node, heartbeat_interval=30)
-            one.post("send-node-heartbeat", request).raise_for_status()
+        for client in (self.evil, self.good, self.other):
+            request = SendNodeHeartbeatRequest(node=client.node, heartbeat_interval=30)
+            client.post("send-node-heartbeat", request).raise_for_status()
 
 
 @pytest.fixture(scope="module")
@@ -85,23 +85,23 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         for name in NAMES:
             client = server.folder.client(name)
             key = client / f"{name}.key"
-            one = held.enter_context(peer(server.gateway, client / "ca.crt", key))
-            one.activate()
-            peers.append(one)
+            opened = held.enter_context(peer(server.gateway, client / "ca.crt", key))
+            opened.activate()
+            peers.append(opened)
         evil, good, other = peers
         yield Scene(server, evil, good, other, folder)
         for log in (server.said, (server.settings.state / "superlink.log").read_text()):
             assert "Traceback" not in log
 
 
-@pytest.mark.parametrize("who", ["stranger", "unregistered", "forger"])
-def test_bodies_of_strangers_take_no_memory(who: str, scene: Scene) -> None:
+@pytest.mark.parametrize("stranger", ["stranger", "unregistered", "forger"])
+def test_bodies_of_strangers_take_no_memory(stranger: str, scene: Scene) -> None:
     # A registered key is no secret; its signature is.
     headers = {
         "stranger": PROTOBUF,
         "unregistered": signed(new_node_key()),
         "forger": {**signed(scene.good.key), "flwr-signature": "AAAA"},
-    }[who]
+    }[stranger]
     start = head(f"{FLEET}push-object", BODY, headers)
 
     def push(connection: socket.socket) -> None:
@@ -159,18 +159,21 @@ def _varint(number: int) -> bytes:
 def test_crafted_bodies_of_clients_are_refused(scene: Scene) -> None:
     """They are small, and are not small once they are parsed."""
     node = Node(node_id=scene.evil.node_id)
-    who = PullMessagesRequest(node=node).SerializeToString()
+    pull_request = PullMessagesRequest(node=node).SerializeToString()
     empty = ObjectTree(children=[ObjectTree()] * 1_000_000).SerializeToString()
     crafted = {
-        "nested": ("push-messages", who + nested(10_000)),
-        "length": ("push-object", who + b"\x22" + _varint(1 << 62) + b"x"),
-        "short": ("push-object", who + b"\x22" + _varint(5_000_000) + b"x"),
+        "nested": ("push-messages", pull_request + nested(10_000)),
+        "length": ("push-object", pull_request + b"\x22" + _varint(1 << 62) + b"x"),
+        "short": ("push-object", pull_request + b"\x22" + _varint(5_000_000) + b"x"),
         "types": ("push-messages", b"\x08\x01\x10\x02\x18\x03"),
         "groups": ("get-run", b"\x0b" * 50_000),
-        "empty trees": ("push-messages", who + b"\x1a" + _varint(len(empty)) + empty),
-        "empty messages": ("push-messages", who + b"\x12\x00" * 2_000_000),
-        "empty ids": ("pull-messages", who + b"\x12\x00" * 2_000_000),
-        "unknown fields": ("get-run", who + b"\xfa\x01\x00" * 2_000_000),
+        "empty trees": (
+            "push-messages",
+            pull_request + b"\x1a" + _varint(len(empty)) + empty,
+        ),
+        "empty messages": ("push-messages", pull_request + b"\x12\x00" * 2_000_000),
+        "empty ids": ("pull-messages", pull_request + b"\x12\x00" * 2_000_000),
+        "unknown fields": ("get-run", pull_request + b"\xfa\x01\x00" * 2_000_000),
     }
     with scene.server.growth() as grown:
         for case, (path, body) in crafted.items():
@@ -190,25 +193,25 @@ def taken(peer: Peer) -> Message:
 def test_nobody_answers_for_somebody_else(scene: Scene) -> None:
     evil, good = scene.evil, scene.good
     run = scene.run(evil, good)
-    mine, (theirs, _) = taken(evil), good.receive()
-    honest, stolen = reply_to(mine), reply_to(theirs)
+    mine, (other_request, _) = taken(evil), good.receive()
+    honest, stolen = reply_to(mine), reply_to(other_request)
     before = len(scene.server.said)
     assert evil.announce(stolen).is_client_error
     assert "another client" in scene.server.said[before:]
     # A reply whose own object says something else than its announcement.
     claimed = Metadata()
     claimed.CopyFrom(honest.metadata)
-    claimed.reply_to_message_id = theirs.metadata.message_id
+    claimed.reply_to_message_id = other_request.metadata.message_id
     claimed.src_node_id = good.node_id
     before = len(scene.server.said)
     assert evil.send(dataclasses.replace(honest, claimed=claimed))[-1].is_client_error
     assert "evil" in scene.server.said[before:]
     good.send(stolen)[-1].raise_for_status()
     assert run.finished() == "finished completed"
-    told = {one["to"]: (one["from"], one["error"]) for one in run.replies}
-    assert told[good.node_id] == (good.node_id, None)
+    senders = {reply["to"]: (reply["from"], reply["error"]) for reply in run.replies}
+    assert senders[good.node_id] == (good.node_id, None)
     # The round did not wait for it: the gateway answered in its place, with an error.
-    source, error = told[evil.node_id]
+    source, error = senders[evil.node_id]
     assert source == evil.node_id
     assert error is not None
 
@@ -223,37 +226,37 @@ def test_a_reply_without_end_is_refused_and_the_round_goes_on(scene: Scene) -> N
         children = [ObjectTree(object_id=name) for name in names]
         tree = ObjectTree(object_id="ab" * 32, children=children)
         endless = dataclasses.replace(reply_to(taken(evil)), tree_inside=tree)
-        told = PushMessagesResponse.FromString(evil.announce(endless).content)
+        response = PushMessagesResponse.FromString(evil.announce(endless).content)
         for number, name in enumerate(names):
             content = _content(number)
-            pushed = evil.push(run.run_id, told.session_id, name, content)
+            pushed = evil.push(run.run_id, response.session_id, name, content)
             answers.append(pushed.status_code)
             if not pushed.is_success:
                 return
 
-    def answer(one: Peer) -> None:
+    def answer(client: Peer) -> None:
         for _ in range(3):
-            one.answer()
+            client.answer()
 
     state = scene.server.settings.state
     with scene.server.growth() as grown, ThreadPoolExecutor(3) as pool:
         pushing = pool.submit(push)
-        answering = [pool.submit(answer, one) for one in (good, other)]
+        answering = [pool.submit(answer, client) for client in (good, other)]
         pushing.result()
         assert 400 <= answers[-1] < 500
         assert len(answers) < 100
         scene.beat()
         for _ in range(2):
             evil.answer()
-        for one in answering:
-            one.result()
+        for future in answering:
+            future.result()
     assert "evil" in scene.server.said
     assert "MB" in scene.server.said
     assert grown[0] < MOST_MB + 150  # the run's own process, too
     assert run.finished() == "finished completed"
     assert len(run.replies) == 9
-    refused = [one for one in run.replies if one["error"]]
-    assert [(one["round"], one["from"]) for one in refused] == [(0, evil.node_id)]
+    refused = [reply for reply in run.replies if reply["error"]]
+    assert [(reply["round"], reply["from"]) for reply in refused] == [(0, evil.node_id)]
     files = [state / f"superlink.db{end}" for end in ("", "-wal")]
     wait_until(lambda: sum(file.stat().st_size for file in files) < 20e6, timeout_s=30)
 

@@ -57,11 +57,13 @@ class Served:
         self.listening = listen(HOST, 0, "")
         self.place: tuple[str, int] = self.listening.getsockname()
 
-    def connected(self, host: str = HOST, said: bytes = b"") -> socket.socket:
+    def connected(self, host: str = HOST, sent: bytes = b"") -> socket.socket:
         """Return a connection from ``host``, any address of this machine."""
-        made = socket.create_connection(self.place, timeout=5, source_address=(host, 0))
-        made.sendall(said)
-        return made
+        connection = socket.create_connection(
+            self.place, timeout=5, source_address=(host, 0)
+        )
+        connection.sendall(sent)
+        return connection
 
 
 @contextlib.contextmanager
@@ -76,10 +78,10 @@ def serving(limits: ConnectionLimits, tls: Path | None = None) -> Iterator[Serve
         thread.join()
 
 
-def answered(connection: socket.socket, said: bytes = b"") -> tuple[int, str]:
+def answered(connection: socket.socket, sent: bytes = b"") -> tuple[int, str]:
     """Return the status and the body of an answer; 0 if the connection ends."""
     try:
-        connection.sendall(said)
+        connection.sendall(sent)
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         return answer.status, answer.read().decode()
@@ -133,9 +135,9 @@ def test_connection_above_the_limit_in_all_is_closed_until_another_ends() -> Non
             assert answered(late, GET)[0] == 200
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /", GET[:-2], b"\r\n"])
-def test_a_header_has_to_end_in_time(said: bytes) -> None:
-    with serving(HASTY) as served, served.connected(said=said) as connection:
+@pytest.mark.parametrize("sent", [b"", b"GET /", GET[:-2], b"\r\n"])
+def test_a_header_has_to_end_in_time(sent: bytes) -> None:
+    with serving(HASTY) as served, served.connected(sent=sent) as connection:
         assert SOON / 2 < seconds_until_closed(connection) < 10 * SOON
 
 
@@ -152,7 +154,7 @@ def test_a_header_that_comes_byte_by_byte_does_not_gain_time() -> None:
 
 
 def test_a_second_header_has_to_end_in_time_and_may_begin_late() -> None:
-    with serving(HASTY) as served, served.connected(said=GET) as connection:
+    with serving(HASTY) as served, served.connected(sent=GET) as connection:
         assert answered(connection)[0] == 200
         time.sleep(2 * SOON)
         assert answered(connection, GET)[0] == 200
@@ -163,7 +165,7 @@ def test_a_second_header_has_to_end_in_time_and_may_begin_late() -> None:
 @pytest.mark.parametrize("name", [b"X-Long: ", b"X: y\r\n"])
 def test_a_header_has_an_end(name: bytes) -> None:
     piece = name * (100_000 // len(name))
-    with serving(PATIENT) as served, served.connected(said=GET[:-2]) as connection:
+    with serving(PATIENT) as served, served.connected(sent=GET[:-2]) as connection:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             connection.sendall(100 * piece)
         assert not served.server.server_state.tasks
@@ -190,17 +192,17 @@ def test_header_of_8_kb_is_read_and_a_longer_one_is_refused(
     assert LIMIT == 8192
     with serving(PATIENT) as served:
         short = before + (LIMIT - 100) * b"x" + behind
-        with served.connected(said=short) as connection:
+        with served.connected(sent=short) as connection:
             assert answered(connection)[0] == 200
-        with served.connected(said=before + LIMIT * b"x" + behind) as connection:
+        with served.connected(sent=before + LIMIT * b"x" + behind) as connection:
             assert answered(connection)[0] == 431
             assert not is_open(connection)
 
 
 def test_many_small_header_fields_are_refused() -> None:
     with serving(PATIENT) as served:
-        said = GET[:-2] + LIMIT // 5 * b"X:\r\n" + b"\r\n"
-        with served.connected(said=said) as connection:
+        sent = GET[:-2] + LIMIT // 5 * b"X:\r\n" + b"\r\n"
+        with served.connected(sent=sent) as connection:
             assert answered(connection)[0] == 431
 
 
@@ -264,8 +266,8 @@ def test_half_a_handshake_counts_as_a_connection(tls: Path) -> None:
 
 def test_nothing_is_left_of_connections() -> None:
     with serving(PATIENT) as served:
-        for said in (b"", GET):
-            with served.connected(said=said):
+        for sent in (b"", GET):
+            with served.connected(sent=sent):
                 pass
         server, end = served.server, time.monotonic() + 5
         while server._num_of_origin and time.monotonic() < end:
@@ -277,8 +279,8 @@ def test_nothing_is_left_of_connections() -> None:
 def test_a_server_that_stops_does_not_wait_for_half_open_connections() -> None:
     with contextlib.ExitStack() as held:
         with serving(PATIENT) as served:
-            for said in (b"", b"GET /", GET):
-                held.enter_context(served.connected(said=said))
+            for sent in (b"", b"GET /", GET):
+                held.enter_context(served.connected(sent=sent))
             time.sleep(SOON)
             began = time.monotonic()
         assert time.monotonic() - began < 5

@@ -177,7 +177,7 @@ def test_nothing_is_let_through_without_a_proof(
     ],
 )
 def test_bodies_in_another_name_are_refused(body: Message, stage: Stage) -> None:
-    names = {type(one): name for name, one in BODIES.items()}
+    names = {type(body): name for name, body in BODIES.items()}
     answer = stage.client.post(names[type(body)], body)
     assert answer.status_code == 401
     assert stage.upstream.seen == []
@@ -299,8 +299,8 @@ def test_without_authentication_nodes_register_themselves() -> None:
     with gateway_stage(insecure=True) as stage:
         anybody = Peer(new_node_key(), stage.http)
         public = public_key_to_bytes(anybody.key.public_key())
-        own = fleet_pb2.RegisterNodeFleetRequest(public_key=public)
-        assert anybody.post("register-node", own).is_success
+        registration = fleet_pb2.RegisterNodeFleetRequest(public_key=public)
+        assert anybody.post("register-node", registration).is_success
         another = fleet_pb2.RegisterNodeFleetRequest(public_key=PUBLIC)
         assert anybody.post("register-node", another).status_code == 401
         answer = stage.http.post("/v1/control/register-node", content=b"key")
@@ -339,7 +339,7 @@ def test_bodies_are_as_large_as_their_kind_needs(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (httpx.ConnectError("refused"), 503, "cannot be reached.*Error: refused"),
         (httpx.ReadTimeout(""), 504, "did not answer in time: ReadTimeout"),
@@ -348,14 +348,14 @@ def test_bodies_are_as_large_as_their_kind_needs(stage: Stage) -> None:
 def test_clients_try_again_while_flower_is_away(
     error: httpx.HTTPError,
     status: int,
-    said: str,
+    message: str,
     stage: Stage,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage.upstream.error = error
     answer = stage.client.post("pull-messages", POLL)
     assert answer.status_code == status
-    assert re.search(f"of site-a: Flower.*{said}", caplog.text)
+    assert re.search(f"of site-a: Flower.*{message}", caplog.text)
     health = stage.http.get("/health")
     assert health.status_code == status
     assert gateway_versions(health.headers) == own_versions()
@@ -380,17 +380,17 @@ def test_who_may_have_been_registered_by_other_means_is_looked_for(
     stage.looked.clear()
     late = Peer(new_node_key(), stage.http)
     public = public_key_to_bytes(late.key.public_key())
-    asked = fleet_pb2.ActivateNodeRequest(public_key=public, heartbeat_interval=30)
+    activation = fleet_pb2.ActivateNodeRequest(public_key=public, heartbeat_interval=30)
 
     def register() -> None:
         while not stage.looked:
             time.sleep(0.01)
-        one = Registered("late", fingerprint(late.key.public_key()), "flower")
-        stage.clients.learn({**ROSTER, "8": one})
+        client = Registered("late", fingerprint(late.key.public_key()), "flower")
+        stage.clients.learn({**ROSTER, "8": client})
 
     registering = threading.Thread(target=register)
     registering.start()
-    assert late.post("activate-node", asked).is_success
+    assert late.post("activate-node", activation).is_success
     registering.join()
 
 
@@ -518,9 +518,9 @@ def shown_certificate(stage: Stage, context: ssl.SSLContext) -> int:
         stage.connected() as plain,
         context.wrap_socket(plain, server_hostname=LOCALHOST) as connection,
     ):
-        found = connection.getpeercert()
-        assert found is not None
-        return int(str(found["serialNumber"]), 16)
+        certificate = connection.getpeercert()
+        assert certificate is not None
+        return int(str(certificate["serialNumber"]), 16)
 
 
 def test_a_client_that_trusts_the_authority_is_let_through(tmp_path: Path) -> None:
@@ -635,9 +635,9 @@ def test_requests_before_an_answer_have_an_end(narrow: Stage) -> None:
 
 
 def test_a_stranger_keeps_no_place(narrow: Stage) -> None:
-    for said in (HEALTH, head("/v1/fleet/get-run", 9, {}), b"GET / HTTP/1.1\r\n\r\n"):
+    for sent in (HEALTH, head("/v1/fleet/get-run", 9, {}), b"GET / HTTP/1.1\r\n\r\n"):
         with narrow.connected() as connection:
-            connection.sendall(said)
+            connection.sendall(sent)
             assert connection.recv(1000).startswith(b"HTTP/1.1")
             assert seconds_until_closed(connection) < SOON
 

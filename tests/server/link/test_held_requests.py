@@ -33,10 +33,10 @@ BEAT = SendNodeHeartbeatRequest(node=WHO, heartbeat_interval=30)
 
 def answer_with(name: str = NAME) -> bytes:
     """Return Flower's answer with one message."""
-    told = Metadata(run_id=RUN, message_id=name, created_at=time.time(), ttl=60)
-    told.dst_node_id = NODE
+    metadata = Metadata(run_id=RUN, message_id=name, created_at=time.time(), ttl=60)
+    metadata.dst_node_id = NODE
     answer: bytes = fleet_pb2.PullMessagesResponse(
-        messages_list=[Message(metadata=told)],
+        messages_list=[Message(metadata=metadata)],
         message_object_trees=[ObjectTree(object_id=name)],
     ).SerializeToString()
     return answer
@@ -45,10 +45,10 @@ def answer_with(name: str = NAME) -> bytes:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(arrivals, "SHORTEST_HOLD_S", 15.0)
-    with gateway_stage() as one:
-        one.announce()
-        one.upstream.content = b""
-        yield one
+    with gateway_stage() as opened:
+        opened.announce()
+        opened.upstream.content = b""
+        yield opened
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def test_held_requests_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_flower_hears_of_a_sign_of_life_now_and_then(stage: Stage) -> None:
-    taken = SendNodeHeartbeatResponse(success=True).SerializeToString()
+    success = SendNodeHeartbeatResponse(success=True).SerializeToString()
     stage.gateway.heartbeats.forget(NODE)
     stage.upstream.content = SendNodeHeartbeatResponse(
         success=False
@@ -134,9 +134,9 @@ def test_flower_hears_of_a_sign_of_life_now_and_then(stage: Stage) -> None:
         answer = stage.client.post("send-node-heartbeat", BEAT)
         assert not SendNodeHeartbeatResponse.FromString(answer.content).success
     assert len(stage.upstream.seen) == 2
-    stage.upstream.content = taken
+    stage.upstream.content = success
     for _ in range(3):
-        assert stage.client.post("send-node-heartbeat", BEAT).content == taken
+        assert stage.client.post("send-node-heartbeat", BEAT).content == success
     assert len(stage.upstream.seen) == 3
     leaving = fleet_pb2.DeactivateNodeRequest(node_id=NODE)
     stage.client.post("deactivate-node", leaving)

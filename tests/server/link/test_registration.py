@@ -34,10 +34,10 @@ class Flower(ControlPort):
 
     def unregister(self, node_id: str) -> None:
         self.known = [
-            RegisteredNode(one.node_id, one.name, one.key_sha256, UNREGISTERED)
-            if one.node_id == node_id
-            else one
-            for one in self.known
+            RegisteredNode(node.node_id, node.name, node.key_sha256, UNREGISTERED)
+            if node.node_id == node_id
+            else node
+            for node in self.known
         ]
 
 
@@ -55,9 +55,9 @@ class Place:
 
     def names(self) -> dict[str, str]:
         """Return the clients after a look: sources by name."""
-        found = reconcile(self.folder, self.flower, self.roster)
-        assert read_roster(self.roster) == found
-        return {one.name: one.source for one in found.values()}
+        clients = reconcile(self.folder, self.flower, self.roster)
+        assert read_roster(self.roster) == clients
+        return {client.name: client.source for client in clients.values()}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_client_comes_and_leaves_with_its_file(place: Place) -> None:
     assert place.names() == {"site-a": "folder", "site-b": "folder"}
     place.folder.remove("site-a")
     assert place.names() == {"site-b": "folder"}
-    assert [one.status for one in place.flower.known] == [UNREGISTERED, "registered"]
+    assert [node.status for node in place.flower.known] == [UNREGISTERED, "registered"]
 
 
 def test_a_number_that_the_operator_fixed_is_in_the_roster(
@@ -88,8 +88,8 @@ def test_a_number_that_the_operator_fixed_is_in_the_roster(
     (place.folder.path / "c.num_train").write_text("many")
     (place.folder.path / "d.num_train").unlink()
     place.names()
-    found = read_roster(place.roster).values()
-    numbers = {one.name: one.num_train for one in found}
+    entries = read_roster(place.roster).values()
+    numbers = {entry.name: entry.num_train for entry in entries}
     assert numbers == {"a": 1200, "b": 300, "c": None, "d": None}
     assert "c.num_train: expected a number of training examples" in caplog.text
     place.folder.remove("a")
@@ -140,11 +140,11 @@ def test_nodes_registered_with_flowers_command_stay(
     place.folder.add("site-a", public_key())
     for name in ("by-hand", "", "../by-hand", "site-a"):
         place.flower.register(name, public_key())
-    found = place.names()
+    sources = place.names()
     unnamed = {f"node-{2**63 + number}": "flower" for number in (1, 2, 3)}
-    assert found == {"by-hand": "flower", "site-a": "folder", **unnamed}
+    assert sources == {"by-hand": "flower", "site-a": "folder", **unnamed}
     assert caplog.text.count("no name of its own") == 3
-    assert place.names() == found
+    assert place.names() == sources
 
 
 def test_without_a_folder_nobody_is_removed(place: Place) -> None:
@@ -166,8 +166,12 @@ def test_unreadable_keys_are_named_and_left_out(
     (place.folder.path / "bad name.pub").write_text("no key")
     with caplog.at_level(logging.WARNING):
         assert place.names() == {"site-a": "folder"}
-    for said in ("broken.pub", "'bad name' cannot be", "the key of site-z is already"):
-        assert said in caplog.text
+    for warning in (
+        "broken.pub",
+        "'bad name' cannot be",
+        "the key of site-z is already",
+    ):
+        assert warning in caplog.text
 
 
 def test_a_name_is_one_key(place: Place) -> None:
@@ -195,7 +199,7 @@ def test_without_a_roster_a_removed_client_stays_away(
     place.roster.unlink()
     assert place.names() == {"site-b": "folder"}
     assert "removed site-a" in caplog.text
-    assert [one.status for one in place.flower.known] == [UNREGISTERED, "registered"]
+    assert [node.status for node in place.flower.known] == [UNREGISTERED, "registered"]
     assert place.names() == {"site-b": "folder"}
     place.folder.add("site-a", removed)
     assert place.names() == {"site-b": "folder"}
@@ -205,8 +209,8 @@ def test_without_a_roster_nodes_are_adopted_where_keys_do_not_count(
     place: Place,
 ) -> None:
     place.flower.register("whoever", public_key())
-    found = reconcile(place.folder, place.flower, place.roster, by_key=False)
-    assert [one.name for one in found.values()] == ["whoever"]
+    clients = reconcile(place.folder, place.flower, place.roster, by_key=False)
+    assert [client.name for client in clients.values()] == ["whoever"]
 
 
 @pytest.mark.parametrize("name", ["../site-a", "/tmp/site-a", "..", "", "a/b", "a\n"])

@@ -53,12 +53,16 @@ class Flower:
             return httpx.Response(200)
         announced = PushMessagesRequest.FromString(request.content)
         self.messages.append(announced)
-        wanted = list(_ids(announced.message_object_trees[0]))
-        told = PushMessagesResponse(
-            objects_to_push=[one for one in wanted if one not in self.objects],
+        announced_ids = list(_ids(announced.message_object_trees[0]))
+        response = PushMessagesResponse(
+            objects_to_push=[
+                object_id
+                for object_id in announced_ids
+                if object_id not in self.objects
+            ],
             session_id="flowers",
         )
-        return httpx.Response(200, content=told.SerializeToString())
+        return httpx.Response(200, content=response.SerializeToString())
 
 
 def _ids(tree: ObjectTree) -> Iterator[str]:
@@ -84,8 +88,8 @@ class Scene:
 
     def announce(self, reply: Reply) -> PushMessagesResponse:
         answer = self.replies.announce(CALLER, reply.request(NODE))
-        told: PushMessagesResponse = PushMessagesResponse.FromString(answer)
-        return told
+        response: PushMessagesResponse = PushMessagesResponse.FromString(answer)
+        return response
 
     async def push(self, session: str, name: str, content: bytes) -> None:
         request = PushObjectRequest(
@@ -118,11 +122,11 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @contextlib.contextmanager
 def scene_in(folder: Path, quota: int | None = None) -> Iterator[Scene]:
-    flower, told = Flower(), list[str]()
+    flower, events = Flower(), list[str]()
     behind = httpx.AsyncClient(
         base_url="http://flower", transport=httpx.MockTransport(flower.answer)
     )
-    replies = Replies(behind, folder, quota, lambda *said: told.append(said[2]))
+    replies = Replies(behind, folder, quota, lambda *words: events.append(words[2]))
     for node_id, root in ((NODE, ROOT), (OTHER, "ef" * 32)):
         metadata = asked(node_id, root)
         tree = ObjectTree(object_id=root, children=[ObjectTree(object_id=PIECE)])
@@ -130,7 +134,7 @@ def scene_in(folder: Path, quota: int | None = None) -> Iterator[Scene]:
             messages_list=[Message(metadata=metadata)], message_object_trees=[tree]
         )
         replies.sent(node_id, answer.SerializeToString())
-    yield Scene(replies, flower, told)
+    yield Scene(replies, flower, events)
     replies.forget_run(RUN)
 
 
@@ -172,7 +176,7 @@ def test_a_reply_reaches_flower_once_it_is_whole(scene: Scene) -> None:
             await scene.push(session, name, content)
 
     done(work())
-    assert [one.message_object_trees[0] for one in scene.flower.messages] == [
+    assert [message.message_object_trees[0] for message in scene.flower.messages] == [
         reply.tree
     ]
     assert scene.flower.objects == reply.objects
@@ -336,9 +340,11 @@ def test_a_small_reply_does_not_become_a_large_one(scene: Scene) -> None:
         "RecordDict", json.dumps({"a": id_of(record)}).encode(), (id_of(record),)
     )
     contents, tree = [chunk, array, record, top], None
-    for one in contents:
-        tree = ObjectTree(object_id=id_of(one), children=[] if tree is None else [tree])
-    objects = {id_of(one): one for one in contents}
+    for content in contents:
+        tree = ObjectTree(
+            object_id=id_of(content), children=[] if tree is None else [tree]
+        )
+    objects = {id_of(content): content for content in contents}
     assert tree is not None
     bomb = dataclasses.replace(honest(), objects_inside=objects, tree_inside=tree)
     with pytest.raises(GatewayRefusal, match="quota"):

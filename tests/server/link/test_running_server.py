@@ -90,11 +90,11 @@ def test_the_state_is_the_servers_own(server: RunningServer) -> None:
 def registration(server: RunningServer, key: Path) -> Finding:
     """Return what the client's doctor is told; the server is as it should be."""
     config = read_client(server.folder.client("site-a") / "client.yaml")
-    own = replace(config, state=key.parent / "state", key=key)
-    found = {one.subject: one.look for one in client_checks(own)}
+    client_config = replace(config, state=key.parent / "state", key=key)
+    looks = {check.subject: check.look for check in client_checks(client_config)}
     for subject in ("gateway", "certificate"):
-        assert found[subject]().verdict is Verdict.OK
-    return found["registration"]()
+        assert looks[subject]().verdict is Verdict.OK
+    return looks["registration"]()
 
 
 def test_the_doctor_leaves_no_trace_and_disturbs_no_node(

@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> FederationFolder:
 def looked_at(place: FederationFolder, *changes: str) -> dict[str, Finding]:
     changes = (f"listen=127.0.0.1:{free_port()}", *changes)
     checks = server_checks(read_server(place.server_file, changes))
-    return {one.subject: one.finding for one in examine(checks)}
+    return {result.subject: result.finding for result in examine(checks)}
 
 
 @contextlib.contextmanager
@@ -45,26 +45,26 @@ def held(state: Path) -> Iterator[None]:
 
 
 def test_a_server_before_its_first_start(place: FederationFolder) -> None:
-    found = looked_at(place)
+    findings = looked_at(place)
     assert not (place.server / "state").exists()
     wrong = {
         subject: finding
-        for subject, finding in found.items()
+        for subject, finding in findings.items()
         if finding.verdict is not Verdict.OK
     }
     assert set(wrong) == {"server"}
     assert wrong["server"].verdict is Verdict.PROBLEM
-    assert found["clients"].found.endswith("site-a")
-    assert "is free" in found["gateway port"].found
+    assert findings["clients"].found.endswith("site-a")
+    assert "is free" in findings["gateway port"].found
 
 
 def test_missing_files(place: FederationFolder) -> None:
     (place.server / "server.crt").unlink()
     (place.server / "server.key").unlink()
-    found = looked_at(place)
+    findings = looked_at(place)
     for subject in ("certificate", "key"):
-        assert found[subject].verdict is Verdict.PROBLEM
-        assert "knnper fed init" in found[subject].fix
+        assert findings[subject].verdict is Verdict.PROBLEM
+        assert "knnper fed init" in findings[subject].fix
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_files_that_do_not_belong_together(place: FederationFolder) -> None:
     (place.server / "server.key").unlink()
     stranger = new_authority("another CA")
     stranger.write(place.server / "ca.crt", place.server / "server.key")
-    found = looked_at(place)
-    assert "was not signed by CN=another CA" in found["certificate"].found
-    assert found["key"].verdict is Verdict.PROBLEM
-    assert "they come as a pair" in found["key"].fix
+    findings = looked_at(place)
+    assert "was not signed by CN=another CA" in findings["certificate"].found
+    assert findings["key"].verdict is Verdict.PROBLEM
+    assert "they come as a pair" in findings["key"].fix
 
 
 def test_a_key_that_others_can_read(place: FederationFolder) -> None:
@@ -105,13 +105,13 @@ def test_a_key_that_others_can_read(place: FederationFolder) -> None:
 
 def test_ports_that_other_software_has(place: FederationFolder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = f"127.0.0.1:{other.getsockname()[1]}"
-        found = looked_at(place, f"listen={taken}")
-        assert found["gateway port"].verdict is Verdict.PROBLEM
-        assert f"other software has {taken}" in found["gateway port"].found
-        assert "set `listen`" in found["gateway port"].fix
-        found = looked_at(place, f"control={taken}")
-        assert "set `control`" in found["control port"].fix
+        used_address = f"127.0.0.1:{other.getsockname()[1]}"
+        findings = looked_at(place, f"listen={used_address}")
+        assert findings["gateway port"].verdict is Verdict.PROBLEM
+        assert f"other software has {used_address}" in findings["gateway port"].found
+        assert "set `listen`" in findings["gateway port"].fix
+        findings = looked_at(place, f"control={used_address}")
+        assert "set `control`" in findings["control port"].fix
 
 
 def test_a_running_server(place: FederationFolder) -> None:
@@ -124,12 +124,12 @@ def test_a_running_server(place: FederationFolder) -> None:
         answering(control, files) as flower,
     ):
         assert is_running(state)
-        found = looked_at(place, f"listen={listen}", f"control={flower}")
-        assert found["server"].verdict is Verdict.OK
-        assert found["gateway port"].found == f"the server answers at {listen}"
-        assert found["control port"].found == f"the server answers at {flower}"
+        findings = looked_at(place, f"listen={listen}", f"control={flower}")
+        assert findings["server"].verdict is Verdict.OK
+        assert findings["gateway port"].found == f"the server answers at {listen}"
+        assert findings["control port"].found == f"the server answers at {flower}"
         # A server that says it is one, and a control port that nobody can trust.
-        assert found["registered"].verdict is Verdict.PROBLEM
+        assert findings["registered"].verdict is Verdict.PROBLEM
         swapped = looked_at(place, f"listen={flower}", f"control={listen}")
         for subject in ("gateway port", "control port"):
             assert "other software has" in swapped[subject].found
@@ -141,8 +141,8 @@ def test_a_server_that_does_not_answer(place: FederationFolder) -> None:
     files = place.server / "server.crt", place.server / "server.key"
     sick = Script(answers={"/health": (503, "")})
     with held(place.server / "state"):
-        found = looked_at(place)
-        assert "does not answer" in found["gateway port"].found
+        findings = looked_at(place)
+        assert "does not answer" in findings["gateway port"].found
         with answering(sick, files) as listen:
             gateway = looked_at(place, f"listen={listen}")["gateway port"]
     assert "Flower's SuperLink does not answer (HTTP status 503)" in gateway.found
@@ -155,9 +155,9 @@ def test_wrong_files_among_the_clients(place: FederationFolder) -> None:
     (place.authorized / "site-c.pub").write_text("no key")
     (place.server / "state").mkdir()
     (place.server / "state" / "roster.json").write_text("{}")
-    found = looked_at(place)
-    assert "site-b" in found["clients"].found
-    assert "site-c.pub does not hold" in found["clients"].found
+    findings = looked_at(place)
+    assert "site-b" in findings["clients"].found
+    assert "site-c.pub does not hold" in findings["clients"].found
     for name in ("site-b", "site-c"):
         (place.authorized / f"{name}.pub").unlink()
     assert "is damaged" in looked_at(place)["clients"].found

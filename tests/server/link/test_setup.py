@@ -27,7 +27,7 @@ from knnper.yaml_text import parse_yaml
 
 
 def ask(*arguments: object) -> Result:
-    return CliRunner().invoke(federation, [str(one) for one in arguments])
+    return CliRunner().invoke(federation, [str(argument) for argument in arguments])
 
 
 def done(*arguments: object) -> Result:
@@ -69,8 +69,8 @@ def test_a_client_gets_its_key_and_the_server_its_public_half(folder: Path) -> N
 
 def test_secrets_are_their_owners(folder: Path) -> None:
     secrets = list(folder.rglob("*.key"))
-    assert {stat.S_IMODE(one.stat().st_mode) for one in secrets} == {0o600}
-    assert "ca.key" not in {one.name for one in (folder / "server").iterdir()}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+    assert "ca.key" not in {path.name for path in (folder / "server").iterdir()}
 
 
 def test_a_federation_is_not_founded_twice(folder: Path) -> None:
@@ -91,8 +91,8 @@ def test_more_clients(folder: Path, tmp_path: Path) -> None:
     done("remove-client", folder / "server" / "server.yaml", "site-a")
     listed = CliRunner().invoke(federation, ["list", str(folder), "--json"])
     clients = json.loads(listed.stdout)
-    assert [one["name"] for one in clients] == ["site-b", "site-c"]
-    assert {one["status"] for one in clients} == {"authorized"}
+    assert [client["name"] for client in clients] == ["site-b", "site-c"]
+    assert {client["status"] for client in clients} == {"authorized"}
     assert "the server has never run" in listed.stderr
 
 
@@ -108,8 +108,8 @@ def test_renewing_keeps_authority_and_hosts(folder: Path) -> None:
 
 
 def test_without_security(tmp_path: Path) -> None:
-    said = done("init", tmp_path, "--host", "h", "--client", "a", "--insecure").output
-    assert "nothing is encrypted" in said
+    output = done("init", tmp_path, "--host", "h", "--client", "a", "--insecure").output
+    assert "nothing is encrypted" in output
     assert not list(tmp_path.rglob("*.key"))
     assert read_server(tmp_path / "server" / "server.yaml").insecure
     assert "insecure: true" in (tmp_path / "clients" / "a" / "client.yaml").read_text()
@@ -184,4 +184,5 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
     file = written(tmp_path, "listen: nowhere\ncontrol: 0.0.0.0:1\n")
     with pytest.raises(ConfigError) as caught:
         read_server(file)
-    assert [one.place for one in caught.value.problems] == ["tls", "listen", "control"]
+    places = [problem.place for problem in caught.value.problems]
+    assert places == ["tls", "listen", "control"]

@@ -53,7 +53,7 @@ def test_a_run_is_submitted_and_has_an_id(settings: ServerSettings, flwr: Any) -
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ('{"success": false, "error-message": "no such app"}', "no such app"),
         ('{"success": true}', "did not take the run"),
@@ -61,10 +61,10 @@ def test_a_run_is_submitted_and_has_an_id(settings: ServerSettings, flwr: Any) -
     ],
 )
 def test_what_goes_wrong_is_said(
-    settings: ServerSettings, flwr: Any, answer: str, said: str
+    settings: ServerSettings, flwr: Any, answer: str, message: str
 ) -> None:
     flwr(answer)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         submission.submit(settings, {}, APPS)
 
 
@@ -112,8 +112,8 @@ def test_a_log_that_cannot_be_shown_does_not_hide_how_a_run_ended(
     ended = RunStatus("finished", "failed", "out of memory")
     monkeypatch.setattr(submission, "status", lambda settings, run_id: ended)
     monkeypatch.setattr(submission, "_output_of", output_of)
-    said = submission.why_ended(settings, 7)
-    assert said.startswith("failed out of memory; its log cannot be shown: flwr log")
+    message = submission.why_ended(settings, 7)
+    assert message.startswith("failed out of memory; its log cannot be shown: flwr log")
 
 
 def test_submission_without_an_answer_names_the_command_that_lists_runs(

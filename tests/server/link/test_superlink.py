@@ -68,14 +68,14 @@ def test_output_of_processes_goes_to_a_log_that_rotates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(superlink, "_LOG_BYTES", 1000)
-    one = SuperLink(ServerSettings(state=tmp_path), tmp_path / "server.yaml")
+    link = SuperLink(ServerSettings(state=tmp_path), tmp_path / "server.yaml")
 
     async def write() -> None:
         for number in range(6):
             code = f"print('{number}' * 500)"
-            process = await one.spawn(sys.executable, "-c", code)
+            process = await link.spawn(sys.executable, "-c", code)
             assert await process.wait() == 0
-            await one.stop()
+            await link.stop()
 
     asyncio.run(write())
     files = ("superlink.log", "superlink.log.1", "superlink.log.2", "superlink.log.3")

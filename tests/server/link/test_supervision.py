@@ -23,18 +23,18 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(tmp_path_factory.mktemp("fed"), ("site-a",)) as one:
-        yield one
+    with running_server(tmp_path_factory.mktemp("fed"), ("site-a",)) as opened:
+        yield opened
 
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[Peer]:
     folder = server.folder.client("site-a")
-    with peer(server.gateway, folder / "ca.crt", folder / "site-a.key") as one:
+    with peer(server.gateway, folder / "ca.crt", folder / "site-a.key") as opened:
         wait_until(lambda: server.statuses["site-a"] != "online", timeout_s=90)
-        one.activate()
-        yield one
-        one.deactivate()
+        opened.activate()
+        yield opened
+        opened.deactivate()
 
 
 def completes(server: RunningServer, client: Peer, folder: Path) -> MessageRun:
