@@ -111,7 +111,8 @@ def figure(
     options: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Settings of the figure, such as deals=5."
+            metavar="[KEY=VALUE]...",
+            help="Settings of the figure, such as partitions=5.",
         ),
     ] = None,
     overrides: Overrides = None,

@@ -103,7 +103,7 @@ class MemorySettings(Settings):
     size
         Mean number of images of a client in ``knn-weight``; if empty, 1/50, 1/10, 2/5
         and all of its images.
-    deals
+    partitions
         Number of partitions; points show mean and deviation over them.
     seed
         Seed of every random choice.
@@ -123,7 +123,7 @@ class MemorySettings(Settings):
     clients: PositiveInt | None = None
     alpha: Annotated[tuple[PositiveFloat, ...], _SOME] = (0.1, 0.3, 0.5, 0.7, 1.0)
     size: tuple[PositiveInt, ...] = ()
-    deals: PositiveInt = 3
+    partitions: PositiveInt = 3
     seed: NonNegativeInt = 0
     capacities: tuple[UnitInterval, ...] = _TENTHS
     knn_weights: tuple[UnitInterval, ...] = _TENTHS
@@ -248,6 +248,7 @@ class UnseenImages:
         """Partition all images over new clients, by a Dirichlet draw for each label."""
         settings = DirichletSettings(num_clients=num_clients, alpha=alpha)
         labels = self.known.labels.numpy(), self.test.labels.numpy()
+        # "deal" is the name of the random key, so it fixes the numbers of a seed.
         drawn = dirichlet(*labels, settings, key.child("deal"))
         orders = (
             key.child("order", number).numpy().permutation(known)
@@ -692,10 +693,10 @@ def draw_memory(
     partition = model.experiment.partition.settings
     alpha_of_run = partition.alpha if isinstance(partition, DirichletSettings) else 0.3
     parts = {
-        f"{name}, alpha {alpha:g}, deal {number}": (name, alpha, number)
+        f"{name}, alpha {alpha:g}, partition {number}": (name, alpha, number)
         for name in dict.fromkeys(settings.only)
         for alpha in dict.fromkeys(PANELS[name].alphas(alpha_of_run, settings))
-        for number in range(1, settings.deals + 1)
+        for number in range(1, settings.partitions + 1)
     }
     measure = functools.partial(_measure, images, settings)
     records = folder.finish(parts, lambda part: measure(*parts[part]))

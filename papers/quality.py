@@ -67,14 +67,14 @@ class QualitySettings(Settings):
         M, the number of new clients; null is the number of unseen clients.
     alpha
         α of each line.
-    deals
+    partitions
         Number of partitions; points show mean and deviation over them.
     """
 
     epochs: Annotated[tuple[NonNegativeFloat, ...], _SOME] = _EPOCHS
     clients: PositiveInt | None = None
     alpha: Annotated[tuple[PositiveFloat, ...], _SOME] = (0.1, 0.3, 1.0)
-    deals: PositiveInt = 3
+    partitions: PositiveInt = 3
 
 
 def measure(
@@ -94,11 +94,11 @@ def measure(
             "mixed": population.at_capacity(1.0)["accuracy"],
         }
 
-    times = range(1, settings.deals + 1)
+    times = range(1, settings.partitions + 1)
     return {
         "num_test": len(images.test),
         "global_accuracy": images.test.num_correct() / len(images.test),
-        "deals": {
+        "partitions": {
             f"{alpha:g}": [accuracies(alpha, number) for number in times]
             for alpha in settings.alpha
         },
@@ -215,7 +215,7 @@ def draw_quality(
 
 
 def _curve(records: Sequence[PartRecord], alpha: float, kind: str) -> FigureCurve:
-    by_model = [record["deals"][f"{alpha:g}"] for record in records]
+    by_model = [record["partitions"][f"{alpha:g}"] for record in records]
     return curve_over(
         f"{alpha:g}",
         [record["global_accuracy"] for record in records],

@@ -24,6 +24,7 @@ from knnper.experiment import (
     load_experiment,
     read_experiment,
 )
+from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS
 from knnper.yaml_text import parse_yaml
@@ -82,6 +83,16 @@ def find_experiments(page: str) -> list[Mapping[str, object]]:
         document
         for document in documents
         if "server" not in document and {*document} & {*SECTIONS} - {"name"}
+    ]
+
+
+def find_comparisons(page: str) -> list[str]:
+    """Return the whole files of comparisons in the listings of a page."""
+    if page.startswith("docs/tutorials/"):  # with code of the reader; a test runs it
+        return []
+    texts = read_listings(page, "ya?ml")
+    return [
+        text for text in texts if {"rows", "reference"} <= {*parse_yaml(text, page)}
     ]
 
 
@@ -151,6 +162,13 @@ def test_experiments_in_listings_are_valid(page: str, tmp_path: Path) -> None:
     for document in find_experiments(page):
         complete = REST_OF_THE_EXPERIMENT | dict(document)
         assert load_experiment(complete, catalogue, source=page, folder=tmp_path)
+
+
+@pytest.mark.parametrize("page", pages_with(find_comparisons))
+def test_comparisons_in_listings_are_valid(page: str, tmp_path: Path) -> None:
+    for text in find_comparisons(page):
+        (tmp_path / "comparison.yaml").write_text(text)
+        assert read_comparison(tmp_path / "comparison.yaml").variants
 
 
 @pytest.mark.parametrize("page", pages_with(find_knnper_commands))

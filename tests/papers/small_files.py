@@ -38,7 +38,7 @@ FIGURE: dict[str, Any] = {
     "name": "weak-and-strong",
     "figure": "memory",
     "base": BASE,
-    "options": {"only": ["hardware"], "clients": 3, "deals": 1},
+    "options": {"only": ["hardware"], "clients": 3, "partitions": 1},
 }
 SWEEP: dict[str, Any] = {
     "name": "neighbors",

@@ -65,7 +65,9 @@ def _joined(parts: Sequence[Integers]) -> list[int]:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.05, 0.3, 10.0]))
-def test_every_image_is_dealt_twice_no_client_grows(seed: int, alpha: float) -> None:
+def test_streams_have_each_image_twice_and_no_client_grows(
+    seed: int, alpha: float
+) -> None:
     given = streams(seed, alpha=alpha)
     assert all(len(before(one)) >= len(after(one)) for one in given)
     twice = sorted(index for one in given for index in (*before(one), *after(one)))

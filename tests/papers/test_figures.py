@@ -77,7 +77,7 @@ def figure(name: str, of: Path | None, output: Path, *options: str) -> Result:
         (
             "memory",
             None,
-            ("clients=3", "alpha=[0.3]", "size=[9]", "deals=1"),
+            ("clients=3", "alpha=[0.3]", "size=[9]", "partitions=1"),
             {
                 "capacity": ("alpha,capacity,accuracy", 11),
                 "knn-weight": ("mean_num_stored,knn_weight,accuracy", 11),
@@ -92,7 +92,7 @@ def figure(name: str, of: Path | None, output: Path, *options: str) -> Result:
         (
             "quality",
             EXPERIMENTS / "demo.yaml",
-            ("epochs=[0, 0.2]", "alpha=[0.3]", "deals=1"),
+            ("epochs=[0, 0.2]", "alpha=[0.3]", "partitions=1"),
             {"quality": ("kind,alpha,global_accuracy,accuracy,accuracy_std,epochs", 4)},
             ("λ = 1 (Figures 3 and 12)", "λ chosen by each client (Figure 13)"),
             "measure",
@@ -166,7 +166,7 @@ def test_the_command_draws_and_goes_on(
     [
         ("drift", ["steps=5", "shift_at=5"], "expected shift_at below steps"),
         ("memory", ["only=[hardwar]"], "did you mean 'hardware'?"),
-        ("memory", ["deals"], "expected KEY=VALUE"),
+        ("memory", ["partitions"], "expected KEY=VALUE"),
         ("memori", [], "expected one of memory"),
         ("three-approaches", [], "needs nothing"),
         ("protonn", ["capacity=[1.5]"], "capacity.0: found 1.5, expected"),

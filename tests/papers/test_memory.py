@@ -66,13 +66,13 @@ def test_the_pool_is_the_unseen_clients(
     assert bool((found.min(dim=0).values < 1e-4).all())
 
 
-def test_all_images_are_dealt_once(pool: UnseenImages) -> None:
+def test_partition_assigns_each_image_once(pool: UnseenImages) -> None:
     clients = pool.partition(4, 0.3, KEY)
     assert len(clients) == 4
     for name in ("known", "test"):
-        dealt = torch.cat([getattr(client, name).embeddings for client in clients])
+        assigned = torch.cat([getattr(client, name).embeddings for client in clients])
         whole = getattr(pool, name).embeddings
-        assert sorted(dealt.tolist()) == sorted(whole.tolist())
+        assert sorted(assigned.tolist()) == sorted(whole.tolist())
 
 
 def test_not_more_clients_than_images(model: TrainedModel, pool: UnseenImages) -> None:
@@ -200,86 +200,98 @@ SIZES = (24, 8, 32, 0)  # even, so that no half of them is rounded; 16 on averag
 
 
 @pytest.fixture(scope="module")
-def deal() -> Population:
+def population() -> Population:
     clients = [new_client(size, 15, seed) for seed, size in enumerate(SIZES)]
     return Population(clients, NewClientService(head, KNN, 0.25), PANEL_SETTINGS)
 
 
-def global_accuracy(deal: Population) -> float:
-    return deal.accuracy(sum(client.test.num_correct() for client in deal.clients))
+def global_accuracy(population: Population) -> float:
+    return population.accuracy(
+        sum(client.test.num_correct() for client in population.clients)
+    )
 
 
-def lines(name: str, deal: Population) -> dict[str, tuple[float, ...]]:
-    """Return the curves of a figure of this deal, seen twice."""
-    record = PANELS[name].measure(deal)
-    curves = PANELS[name].curves({0.3: [record, record]}, deal.settings)
+def lines(name: str, population: Population) -> dict[str, tuple[float, ...]]:
+    """Return the curves of a figure of this population, seen twice."""
+    record = PANELS[name].measure(population)
+    curves = PANELS[name].curves({0.3: [record, record]}, population.settings)
     for curve in curves:
         assert curve.std == pytest.approx([0.0] * len(curve.x))
     return {curve.label: curve.mean for curve in curves}
 
 
-def test_without_capacity_clients_serve_the_global_model(deal: Population) -> None:
-    points = PANELS["capacity"].measure(deal)["points"]
+def test_without_capacity_clients_serve_the_global_model(
+    population: Population,
+) -> None:
+    points = PANELS["capacity"].measure(population)["points"]
     nothing = {"num_stored": 0, "knn_weight": 0.0}
-    assert points[0] == {"accuracy": global_accuracy(deal), **nothing}
+    assert points[0] == {"accuracy": global_accuracy(population), **nothing}
     assert [point["num_stored"] for point in points] == [0, 32, 64]
-    assert lines("capacity", deal)["0.3"][1] == deal.at_capacity(0.5)["accuracy"]
+    assert (
+        lines("capacity", population)["0.3"][1]
+        == population.at_capacity(0.5)["accuracy"]
+    )
 
 
-def test_curves_by_knn_weight_start_at_the_global_model(deal: Population) -> None:
-    by_size, by_scale = lines("knn-weight", deal), lines("kernel-scale", deal)
+def test_curves_by_knn_weight_start_at_the_global_model(population: Population) -> None:
+    by_size, by_scale = (
+        lines("knn-weight", population),
+        lines("kernel-scale", population),
+    )
     assert list(by_size) == ["5", "16"]
     assert list(by_scale) == ["0.1", "0.7"]
     for line in (*by_size.values(), *by_scale.values()):
-        assert line[0] == pytest.approx(global_accuracy(deal))
+        assert line[0] == pytest.approx(global_accuracy(population))
     # 16 on average is all that they have, and 0.7 the scale that is set.
     assert by_size["16"] == by_scale["0.7"]
     assert by_size["5"] != by_size["16"]
 
 
-def test_neighbours_by_number(deal: Population) -> None:
-    chosen, alone = lines("neighbors", deal).values()
-    assert chosen[1] == deal.at_capacity(1.0)["accuracy"]
-    assert alone[1] == pytest.approx(lines("knn-weight", deal)["16"][-1])
-    everything = replace(deal, settings=replace(PANEL_SETTINGS, num_neighbors=(32, 99)))
+def test_neighbours_by_number(population: Population) -> None:
+    chosen, alone = lines("neighbors", population).values()
+    assert chosen[1] == population.at_capacity(1.0)["accuracy"]
+    assert alone[1] == pytest.approx(lines("knn-weight", population)["16"][-1])
+    everything = replace(
+        population, settings=replace(PANEL_SETTINGS, num_neighbors=(32, 99))
+    )
     assert len(set(lines("neighbors", everything)["neighbours alone (λ = 1)"])) == 1
     # A grid that is set for clients is put aside.
     knn = replace(KNN, tuning=replace(KNN.tuning, num_neighbors_grid=(1, 2)))
-    tuned = replace(deal, service=replace(deal.service, knn=knn))
-    assert lines("neighbors", tuned) == lines("neighbors", deal)
+    tuned = replace(population, service=replace(population.service, knn=knn))
+    assert lines("neighbors", tuned) == lines("neighbors", population)
 
 
-def test_memory_is_dealt_unevenly_but_stays_the_same_in_all(deal: Population) -> None:
-    record = PANELS["hardware"].measure(deal)
-    homogeneous = deal.at_capacity(0.5)
+def test_uneven_memory_has_the_same_total(population: Population) -> None:
+    record = PANELS["hardware"].measure(population)
+    homogeneous = population.at_capacity(0.5)
     groups = ("weak", "strong", "all")
     assert [record[group][0] for group in groups] == [homogeneous] * 3
     assert [point["num_stored"] for point in record["all"]] == [32, 32, 32]
     assert [point["num_stored"] for point in record["weak"]] == [32, 16, 0]
-    assert record["weak"][2]["accuracy"] == global_accuracy(deal)
-    assert record["strong"][2] == deal.at_capacity(1.0)
-    curves = PANELS["hardware"].curves({0.3: [record]}, deal.settings)
+    assert record["weak"][2]["accuracy"] == global_accuracy(population)
+    assert record["strong"][2] == population.at_capacity(1.0)
+    curves = PANELS["hardware"].curves({0.3: [record]}, population.settings)
     assert [curve.label for curve in curves] == ["weak", "strong", "average"]
     ends = [record[group][2]["accuracy"] for group in groups]
     assert ends[2] == pytest.approx((ends[0] + ends[1]) / 2)
 
 
-def test_no_image_is_lost_to_rounding(deal: Population) -> None:
+def test_no_image_is_lost_to_rounding(population: Population) -> None:
     clients = [new_client(size, 3, seed) for seed, size in enumerate((5, 7, 12))]
     settings = replace(PANEL_SETTINGS, imbalances=(0.0, 0.1, 0.21, 0.3, 0.5))
-    uneven = replace(deal, clients=clients, settings=settings)
+    uneven = replace(population, clients=clients, settings=settings)
     record = PANELS["hardware"].measure(uneven)
     assert [point["num_stored"] for point in record["all"]] == [12.0] * 5
     assert [point["num_stored"] for point in record["weak"]] == [11, 10, 6, 4, 0]
 
 
-def test_the_best_weight_of_each_point(deal: Population) -> None:
-    points = PANELS["best-weight"].measure(deal)["points"]
+def test_the_best_weight_of_each_point(population: Population) -> None:
+    points = PANELS["best-weight"].measure(population)["points"]
     # Half and all of the images of three clients; the fourth has none.
     assert [point["size"] for point in points] == [12, 24, 4, 8, 16, 32]
-    predictor = deal.service.predictor(deal.clients[0], 12)
+    predictor = population.service.predictor(population.clients[0], 12)
     assert points[0]["chosen"] == predictor.knn_weight
-    first = deal.clients[0].test.num_correct()
+    first = population.clients[0].test.num_correct()
     assert points[0]["correct"][0] == first
     assert len(points[0]["correct"]) == len(KNN.knn_weights)
 
@@ -300,9 +312,9 @@ def test_the_best_weight_by_size() -> None:
     assert best.label.startswith("λ_opt")
     assert chosen.x == best.x == together.x == (4, 8)
     assert chosen.mean == ((0.75 + 0.0) / 2, 1.0)
-    # λ = 0 and 1 in the first deal, 0.5 in the second.
+    # λ = 0 and 1 in the first partition, 0.5 in the second.
     assert best.mean == ((0.5 + 0.5) / 2, 1.0)
-    # 3, 2 and 5 are right in the first deal, 0, 1 and 0 in the second.
+    # 3, 2 and 5 are right in the first partition, 0, 1 and 0 in the second.
     assert together.mean == ((1.0 + 0.5) / 2, 1.0)
     assert together.std[0] == pytest.approx(0.125**0.5)
     assert together.std[1] is None
@@ -324,7 +336,7 @@ SETTINGS = MemorySettings(
     clients=3,
     alpha=(0.1, 1.0),
     size=(2, 20),
-    deals=2,
+    partitions=2,
     seed=1,
     capacities=(0.0, 0.5, 1.0),
     knn_weights=(0.0, 0.5, 1.0),

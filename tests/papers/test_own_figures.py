@@ -139,7 +139,7 @@ def test_no_projection_to_more_dimensions() -> None:
         completed(ProtoNNFigureSettings(dim=(4, 65)), 64)
 
 
-QUALITY = QualitySettings(epochs=(2.0, 0.0), alpha=(0.1, 1.0), deals=2)
+QUALITY = QualitySettings(epochs=(2.0, 0.0), alpha=(0.1, 1.0), partitions=2)
 
 EXPERIMENT = experiment(
     partition={

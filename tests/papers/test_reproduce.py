@@ -370,8 +370,11 @@ def test_a_figure_is_read_with_its_experiment(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"figure": "memori"}, "figure: found .* did you mean 'memory'"),
-        ({"options": {"deal": 3}}, "options.deal: unknown setting; .* 'deals'"),
-        ({"options": {"deals": 0}}, "options.deals: found 0, .* at least 1"),
+        (
+            {"options": {"partition": 3}},
+            "options.partition: unknown setting; .* 'partitions'",
+        ),
+        ({"options": {"partitions": 0}}, "options.partitions: found 0, .* at least 1"),
         ({"options": {"only": ["x"]}}, "options.only.0: found .x., expected 'cap"),
         ({"options": {"only": []}}, "options.only: found .*at least 1"),
         ({"figure": "drift", "options": {"steps": 9}}, "shift_at 50 with steps 9"),
@@ -398,14 +401,14 @@ def problems_of(*paths: Path) -> str:
 def test_all_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
     paths = [
         write(tmp_path, SWEEP, x="lost"),
-        write(tmp_path, FIGURE, options={"deals": 0}),
+        write(tmp_path, FIGURE, options={"partitions": 0}),
         tmp_path / "none.yaml",
         write(tmp_path, {"name": "strange", "varry": {}}),
     ]
     told = problems_of(*paths)
     for expected in (
         f"{paths[0]}: x: found 'lost', which is not varied",
-        f"{paths[1]}: options.deals: found 0",
+        f"{paths[1]}: options.partitions: found 0",
         "none.yaml: there is no such file",
         "the keys name, varry, expected a key that tells its kind",
         "sweep: grid or variants or random",
