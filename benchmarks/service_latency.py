@@ -42,7 +42,7 @@ from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.memory import KnnSettings
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble

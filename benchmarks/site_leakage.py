@@ -24,7 +24,8 @@ from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.runtime import TrainingRequest
 from knnper.client.site import SiteNode, SiteRuntime
 from knnper.errors import RefusedError
-from knnper.experiment import Experiment, load_experiment, to_json
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment, to_json
 from knnper.simulation.catalogue import experiment_catalogue, over_sites
 from knnper.simulation.partition.split import export_shares
 from knnper.simulation.workbench import open_workbench

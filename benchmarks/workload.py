@@ -20,7 +20,8 @@ from knnper.client.runtime import ClientRuntime
 from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.image_folders import ImageFolderSettings
 from knnper.errors import DataError
-from knnper.experiment import Experiment, load_experiment
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment
 from knnper.process import compute_device, num_workers
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation, TaskSize

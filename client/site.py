@@ -44,11 +44,8 @@ from knnper.errors import (
     RunError,
     text_for_others,
 )
-from knnper.experiment import (
-    Experiment,
-    from_json,
-    results_identity,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import from_json, results_identity
 from knnper.files import make_private
 from knnper.metrics import computations
 from knnper.models import build_model, with_local_files

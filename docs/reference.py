@@ -32,7 +32,7 @@ from papers.catalogue import FIGURES, FigureFileSettings
 PYTHON = {
     "Runs": ["knnper.simulation.interface"],
     "A local memory": ["knnper.datastore.local_memory", "knnper.datastore.memory"],
-    "Experiments": ["knnper.experiment", "knnper.settings"],
+    "Experiments": ["knnper.experiment", "knnper.experiment_file", "knnper.settings"],
     "Methods": ["knnper.strategies.core.method"],
     "Data": ["knnper.data.examples"],
     "Models": ["knnper.embedding_model", "knnper.models"],

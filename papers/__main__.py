@@ -9,7 +9,7 @@ from knnper import ConfigError, Experiment, Problem
 from knnper.cli.errors import RUN_FAILED, ErrorReportingGroup, interruptible
 from knnper.cli.options import Overrides
 from knnper.cli.terminal import print_shown, say
-from knnper.experiment import read_experiment
+from knnper.experiment_file import read_experiment
 from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import EXPERIMENT

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic_core import to_jsonable_python
 
 from knnper import ConfigError, Experiment, Problem, Settings
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.process import with_fixed_threads
 from knnper.settings import Name, parse_settings
 from knnper.simulation.batches.documents import shared_sections

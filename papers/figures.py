@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from knnper import Experiment
 from knnper.datastore.memory import KnnSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import results_identity, to_document
+from knnper.experiment_file import results_identity, to_document
 from knnper.files import JsonLines, write_atomically
 from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.federation import Federation

@@ -25,7 +25,7 @@ from knnper import (
     RandomKey,
     Settings,
 )
-from knnper.experiment import results_identity
+from knnper.experiment_file import results_identity
 from knnper.server.checkpoints import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table

@@ -29,7 +29,7 @@ from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import read_experiment, results_identity
+from knnper.experiment_file import read_experiment, results_identity
 from knnper.files import JsonLines, write_atomically
 from knnper.process import known_precision, usable_cores, with_fixed_threads
 from knnper.server.observer import Observer, progress_observer

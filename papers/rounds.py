@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from knnper import ConfigError, Experiment, Problem
-from knnper.experiment import results_identity
+from knnper.experiment_file import results_identity
 from knnper.files import JsonLines, write_atomically
 from knnper.process import with_fixed_threads
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from knnper import ClientData, NonNegativeInt, PositiveInt, Settings
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
-from knnper.experiment import load_experiment, results_identity
+from knnper.experiment_file import load_experiment, results_identity
 from knnper.server.rounds import untrained
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.reports.estimate import Estimate, estimate

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from knnper.data.site_data import SITES
-from knnper.experiment import (
-    is_timed_by_clients,
-    results_identity,
-    to_document,
-)
+from knnper.experiment import is_timed_by_clients
+from knnper.experiment_file import results_identity, to_document
 from knnper.own import explained
 from knnper.predictions import RunPredictions
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History

@@ -20,13 +20,8 @@ from pydantic_core import to_json
 
 import knnper
 from knnper.errors import ConfigError, FolderTakenError, Problem, RunError
-from knnper.experiment import (
-    Catalogue,
-    Experiment,
-    read_experiment,
-    results_identity,
-    to_yaml,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import Catalogue, read_experiment, results_identity, to_yaml
 from knnper.files import (
     FileLock,
     JsonLines,

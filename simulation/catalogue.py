@@ -7,7 +7,8 @@ from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.own_data import OWN_DATA
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import ConfigError, Problem, RunError
-from knnper.experiment import Catalogue, Experiment, is_timed_by_clients
+from knnper.experiment import Experiment, is_timed_by_clients
+from knnper.experiment_file import Catalogue
 from knnper.own import Door
 from knnper.settings import Choice, plain, shown
 from knnper.simulation.partition.own import OWN_PARTITION

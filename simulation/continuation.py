@@ -5,12 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from knnper.errors import ConfigError, Problem, RunError
-from knnper.experiment import (
-    Experiment,
-    read_experiment,
-    relevant_settings,
-    results_identity,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import read_experiment, relevant_settings, results_identity
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
 from knnper.server.run_folder import EXPERIMENT, RunFolder
 from knnper.settings import dotted, shown

@@ -16,7 +16,8 @@ from flwr.serverapp import Grid
 from knnper.client.client_app import make_client_app
 from knnper.client.runtime import ClientRuntime
 from knnper.errors import KnnPerError, OwnCodeError, RunError
-from knnper.experiment import RunSettings, from_json, to_json
+from knnper.experiment import RunSettings
+from knnper.experiment_file import from_json, to_json
 from knnper.files import write_atomically
 from knnper.process import compute_device, num_workers
 from knnper.server.federation import Federation, FlowerFederation, TaskSize

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples
 from knnper.data.own_data import convert_inputs
 from knnper.errors import KnnPerError, RunError, printable
-from knnper.experiment import Experiment, load_experiment, read_experiment, to_document
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment, read_experiment, to_document
 from knnper.predictions import FILE, require_arrow
 from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution

@@ -17,13 +17,8 @@ from knnper.data.site_data import SITES, SitesSettings
 from knnper.datastore.policy import OWN_POLICY, bring_policy
 from knnper.embedding_model import ModelSettings
 from knnper.errors import ConfigError, OwnCodeError, Problem
-from knnper.experiment import (
-    Catalogue,
-    Experiment,
-    TrainingSettings,
-    results_identity,
-    to_document,
-)
+from knnper.experiment import Experiment, TrainingSettings
+from knnper.experiment_file import Catalogue, results_identity, to_document
 from knnper.flat_model import FlatModel
 from knnper.metrics import METRICS, OWN_METRIC
 from knnper.models import (

@@ -10,10 +10,8 @@ import torch
 
 from knnper import process as machine
 from knnper.errors import RunError
-from knnper.experiment import (
-    RunSettings,
-    load_experiment,
-)
+from knnper.experiment import RunSettings
+from knnper.experiment_file import load_experiment
 from knnper.process import (
     compute_device,
     huge_pages_for_workers,

@@ -110,7 +110,7 @@ def _run_config(
     overwrite: bool,
 ) -> dict[str, str | bool]:
     """Return the run configuration; see `knnper.cli.flower_apps.order_of`."""
-    from knnper.experiment import read_experiment, to_json
+    from knnper.experiment_file import read_experiment, to_json
     from knnper.models import with_whole_paths
     from knnper.simulation.catalogue import experiment_catalogue, over_sites
 

@@ -20,12 +20,8 @@ from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, HarmlessFormatter, KnnPerError, Problem, RunError
-from knnper.experiment import (
-    Experiment,
-    from_json,
-    is_timed_by_clients,
-    read_experiment,
-)
+from knnper.experiment import Experiment, is_timed_by_clients
+from knnper.experiment_file import from_json, read_experiment
 from knnper.files import parse_json
 from knnper.models import with_local_files
 from knnper.own import Door

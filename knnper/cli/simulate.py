@@ -112,7 +112,7 @@ def partition(
     if plot is not None and plot.suffix not in PLOT_FORMATS:
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
-    from knnper.experiment import read_experiment
+    from knnper.experiment_file import read_experiment
     from knnper.simulation.catalogue import experiment_catalogue
     from knnper.simulation.label_counts import count_labels
     from knnper.simulation.workbench import open_workbench

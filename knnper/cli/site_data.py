@@ -114,7 +114,7 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
 
 def _experiment(task: Path, door: "Door") -> "Experiment | None":
     """Return the experiment in the form for sites; None if the file holds none."""
-    from knnper.experiment import read_experiment
+    from knnper.experiment_file import read_experiment
     from knnper.simulation.catalogue import experiment_catalogue, over_sites
     from knnper.yaml_text import parse_yaml
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from knnper.errors import OwnCodeError, Problem
-from knnper.experiment import require_kind
+from knnper.experiment_file import require_kind
 from knnper.metrics import ACCURACY
 from knnper.own import Door
 from knnper.server.results import figure_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import require_kind
+from knnper.experiment_file import require_kind
 from knnper.settings import is_reference, shown
 from knnper.yaml_text import read_yaml
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from knnper.errors import RunError
-from knnper.experiment import Experiment, relevant_settings
+from knnper.experiment import Experiment
+from knnper.experiment_file import relevant_settings
 from knnper.server.run_folder import RunFolder
 from knnper.settings import dotted
 from knnper.simulation.batches.family import (

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from knnper.errors import CheckpointError, RunError
-from knnper.experiment import Experiment, from_json, results_identity
+from knnper.experiment import Experiment
+from knnper.experiment_file import from_json, results_identity
 from knnper.files import write_atomically
 from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.distribution import DistributionError

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment, load_experiment
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment
 from knnper.metrics import ACCURACY
 from knnper.process import known_precision
 from knnper.server.results import OVER_CLIENTS, Summary, figure_of

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import RunError
-from knnper.experiment import Experiment, results_identity, to_json
+from knnper.experiment import Experiment
+from knnper.experiment_file import results_identity, to_json
 from knnper.metrics import gain
 from knnper.server.results import figure_of
 from knnper.server.run_folder import RunFolder

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from knnper.errors import Problem
-from knnper.experiment import require_kind, results_identity
+from knnper.experiment_file import require_kind, results_identity
 from knnper.settings import (
     NonNegativeInt,
     Settings,

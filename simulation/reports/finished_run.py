@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import load_experiment, to_document
+from knnper.experiment_file import load_experiment, to_document
 from knnper.metrics import ACCURACY
 from knnper.server.results import result_problem, summarise
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder

@@ -20,12 +20,8 @@ from knnper.data.examples import InputSpec
 from knnper.data.site_data import SiteTask, require_input_size
 from knnper.datastore.memory import KnnSettings, default_memory
 from knnper.errors import KnnPerError, Problem, RunError
-from knnper.experiment import (
-    Experiment,
-    Precision,
-    TrainingSettings,
-    to_document,
-)
+from knnper.experiment import Experiment, Precision, TrainingSettings
+from knnper.experiment_file import to_document
 from knnper.files import parse_json, require_plain, whole_folder, write_atomically
 from knnper.models import MODELS, OWN_MODEL, network_size, with_local_files
 from knnper.own import CLOSED, Door

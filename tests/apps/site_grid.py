@@ -6,10 +6,8 @@ from pathlib import Path
 from flwr.app import Context, Error, Message, RecordDict
 
 from knnper.cli.flower_apps import client_app
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.split import export_shares
 from knnper.simulation.workbench import open_workbench

@@ -4,7 +4,7 @@ import pytest
 
 from knnper.cli.flower_apps import order_of
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import to_json
+from knnper.experiment_file import to_json
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import over_sites
 from tests.apps.site_grid import experiment

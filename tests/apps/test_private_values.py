@@ -21,10 +21,8 @@ from knnper.client.site import OWN_LOG
 from knnper.data.characters import CHARACTER_NAMES
 from knnper.datastore.examples import StoreBusyError
 from knnper.errors import DataError, KnnPerError, RefusedError, text_for_others
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment
 from knnper.reasons import Code, SafeReason, Word
 from knnper.server.sites import Directory
 from knnper.simulation.catalogue import experiment_catalogue

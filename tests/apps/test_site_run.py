@@ -16,10 +16,8 @@ from knnper.client.state import Accuracy, Gain
 from knnper.data.examples import Examples
 from knnper.datastore.prediction import KnnPredictor, Prediction
 from knnper.errors import RunError
-from knnper.experiment import (
-    Experiment,
-    results_identity,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import results_identity
 from knnper.networks import TinyCnn
 from knnper.predictions import FILE
 from knnper.server import sites

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from knnper.data.digits import DigitsSettings
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue

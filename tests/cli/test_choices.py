@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from knnper.cli.app import app
 from knnper.cli.choices import Choosable, entries_of
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import shipped_experiments
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from knnper.cli import fed_runs as submit_command
 from knnper.cli.app import app
 from knnper.cli.watching import Watch
-from knnper.experiment import to_yaml
+from knnper.experiment_file import to_yaml
 from knnper.server.link import doctor, registration, submission
 from knnper.server.link.registration import RegisteredNode, RunStatus
 from knnper.server.link.setup import FederationFolder, create_federation

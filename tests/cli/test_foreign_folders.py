@@ -9,7 +9,7 @@ import pytest
 
 from knnper.client.site_state import SiteState
 from knnper.client.state import StateFolder, require_own
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.files import ForeignFileError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import (

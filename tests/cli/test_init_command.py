@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import knnper
 from knnper.cli.app import app
 from knnper.errors import ConfigError
-from knnper.experiment import read_experiment
+from knnper.experiment_file import read_experiment
 from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.batches.sweep import read_sweep
 from knnper.simulation.catalogue import experiment_catalogue

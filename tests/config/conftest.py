@@ -6,11 +6,8 @@ from typing import Any, Literal
 import pytest
 
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    Catalogue,
-    Experiment,
-    load_experiment,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import Catalogue, load_experiment
 from knnper.settings import (
     PositiveFloat,
     PositiveInt,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from knnper.errors import ConfigError
-from knnper.experiment import (
+from knnper.experiment_file import (
     Catalogue,
     from_json,
     load_experiment,

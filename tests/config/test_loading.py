@@ -5,12 +5,8 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
-    Catalogue,
-    Experiment,
-    MultiStepSchedule,
-    read_experiment,
-)
+from knnper.experiment import Experiment, MultiStepSchedule
+from knnper.experiment_file import Catalogue, read_experiment
 from knnper.settings import nearest
 from tests.config.conftest import Basis
 

@@ -19,11 +19,8 @@ from mkdocs.config import load_config
 from docs.menu import on_config
 from knnper.cli.app import app
 from knnper.client.settings import read_client
-from knnper.experiment import (
-    SECTIONS,
-    load_experiment,
-    read_experiment,
-)
+from knnper.experiment import SECTIONS
+from knnper.experiment_file import load_experiment, read_experiment
 from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS

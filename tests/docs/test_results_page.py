@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from knnper.data.normalization import Normalizer
 from knnper.datastore.memory import KnnSettings
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue

@@ -15,10 +15,8 @@ from torch import Tensor
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import SiteTask
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment
 from knnper.flat_model import FlatModel
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey

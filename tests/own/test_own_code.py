@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from knnper.embedding_model import ModelSettings, OwnModelSettings
 from knnper.errors import ConfigError, OwnCodeError, RunError
-from knnper.experiment import (
-    Experiment,
+from knnper.experiment import Experiment
+from knnper.experiment_file import (
     from_json,
     load_experiment,
     read_experiment,

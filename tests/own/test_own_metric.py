@@ -11,8 +11,8 @@ import pytest
 from sklearn.metrics import matthews_corrcoef
 
 from knnper.errors import ConfigError, OwnCodeError
-from knnper.experiment import (
-    Experiment,
+from knnper.experiment import Experiment
+from knnper.experiment_file import (
     load_experiment,
     read_experiment,
     results_identity,

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from knnper.errors import ConfigError
-from knnper.experiment import to_document
+from knnper.experiment_file import to_document
 from knnper.files import JsonLines
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import RunFolder

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from knnper.errors import ConfigError, OwnCodeError
-from knnper.experiment import (
-    load_experiment,
-    results_identity,
-)
+from knnper.experiment_file import load_experiment, results_identity
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.workbench import Workbench, open_workbench

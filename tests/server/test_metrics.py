@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-    results_identity,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment, results_identity
 from knnper.metrics import (
     METRICS,
     Compute,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import knnper
 from knnper.errors import CheckpointError, ConfigError, RunError
-from knnper.experiment import results_identity
+from knnper.experiment_file import results_identity
 from knnper.files import JsonLines, draft_of
 from knnper.records import fingerprint
 from knnper.server.checkpoints import (

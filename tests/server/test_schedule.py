@@ -22,8 +22,8 @@ from knnper.experiment import (
     DeviceSettings,
     SynchronousTiming,
     TrainingSettings,
-    load_experiment,
 )
+from knnper.experiment_file import load_experiment
 from knnper.records import take_apart
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import rounds_in

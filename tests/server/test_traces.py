@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError, DataError, RunError
-from knnper.experiment import (
-    BufferedTiming,
-    DeviceSettings,
-    TrainingSettings,
-    load_experiment,
-    results_identity,
-)
+from knnper.experiment import BufferedTiming, DeviceSettings, TrainingSettings
+from knnper.experiment_file import load_experiment, results_identity
 from knnper.seeding import RandomKey
 from knnper.server.fleet import Devices
 from knnper.server.observer import Observer

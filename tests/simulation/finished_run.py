@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue

@@ -11,7 +11,7 @@ from PIL import Image
 
 from knnper import Run, RunError
 from knnper.client.runtime import ClientRuntime
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue

@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
-from knnper.experiment import read_experiment
+from knnper.experiment_file import read_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue

@@ -12,11 +12,8 @@ import pytest
 import torch
 
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-    to_yaml,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment, to_yaml
 from knnper.server.checkpoints import asides
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder

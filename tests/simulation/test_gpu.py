@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from knnper.experiment import (
-    Experiment,
-    Precision,
-    to_yaml,
-)
+from knnper.experiment import Experiment, Precision
+from knnper.experiment_file import to_yaml
 from knnper.flat_model import FlatModel
 from knnper.networks import OptionalNorm, TinyCnnSettings
 from knnper.seeding import RandomKey

@@ -14,7 +14,7 @@ from knnper.cli.app import app
 from knnper.datastore.local_memory import LocalMemory
 from knnper.datastore.prediction import KnnPredictor
 from knnper.errors import ConfigError, DataError, FolderTakenError, RunError
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment, shipped_experiments
 from knnper.simulation.interface import Run, simulate

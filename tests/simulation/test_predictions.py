@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from knnper.errors import DataError, RunError
-from knnper.experiment import (
-    Experiment,
-    load_experiment,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment
 from knnper.predictions import FILE, RunPredictions
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder

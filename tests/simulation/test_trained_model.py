@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from knnper.data.site_data import task_of
 from knnper.data.task_file import read_task
 from knnper.errors import RunError
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.trained_model import find_model, model_with, trained_model
 from knnper.simulation.workbench import open_workbench

@@ -12,10 +12,7 @@ import torch
 
 from knnper import simulation
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import (
-    load_experiment,
-    read_experiment,
-)
+from knnper.experiment_file import load_experiment, read_experiment
 from knnper.simulation import precision
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.interface import begin, reopen

@@ -7,12 +7,8 @@ import pytest
 from torch import Tensor
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
-    Experiment,
-    RunSettings,
-    TrainingSettings,
-    load_experiment,
-)
+from knnper.experiment import Experiment, RunSettings, TrainingSettings
+from knnper.experiment_file import load_experiment
 from knnper.settings import Choice, Settings
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.method import Method, Personalizer

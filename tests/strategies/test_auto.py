@@ -12,10 +12,7 @@ from torch import Tensor
 from knnper.client.served_model import open_served
 from knnper.data.examples import ClientData, Examples
 from knnper.datastore.examples import Selection
-from knnper.experiment import (
-    load_experiment,
-    to_document,
-)
+from knnper.experiment_file import load_experiment, to_document
 from knnper.settings import Choice
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.auto import (

@@ -9,10 +9,8 @@ import torch
 from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
-from knnper.experiment import (
-    TrainingSettings,
-    load_experiment,
-)
+from knnper.experiment import TrainingSettings
+from knnper.experiment_file import load_experiment
 from knnper.own import CLOSED
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies import fedprox
 from tests.strategies.method_checks import document

@@ -12,11 +12,8 @@ from knnper.data.examples import InputSpec
 from knnper.datastore.memory import KnnSettings
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError
-from knnper.experiment import (
-    DeviceSettings,
-    TrainingSettings,
-    load_experiment,
-)
+from knnper.experiment import DeviceSettings, TrainingSettings
+from knnper.experiment_file import load_experiment
 from knnper.flat_model import FlatModel
 from knnper.models import build_model, can_be_narrower, narrower
 from knnper.networks import LeafCnnSettings, TinyCnnSettings

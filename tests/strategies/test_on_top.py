@@ -8,10 +8,8 @@ import torch
 
 from knnper.data.examples import ClientData
 from knnper.datastore.memory import KnnSettings
-from knnper.experiment import (
-    TrainingSettings,
-    load_experiment,
-)
+from knnper.experiment import TrainingSettings
+from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of

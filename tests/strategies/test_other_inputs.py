@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.errors import ConfigError
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder

@@ -19,7 +19,7 @@ from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client
 from knnper.client.site import installer_of
 from knnper.client.site_state import SiteState
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.files import write_atomically
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble

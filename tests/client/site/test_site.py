@@ -32,11 +32,8 @@ from knnper.client.site import (
 )
 from knnper.client.state_store import ClientStateStore
 from knnper.errors import CodecError, DataError, RefusedError, RunError
-from knnper.experiment import (
-    Experiment,
-    results_identity,
-    to_json,
-)
+from knnper.experiment import Experiment
+from knnper.experiment_file import results_identity, to_json
 from knnper.files import is_private
 from knnper.simulation.catalogue import over_sites
 from knnper.simulation.flower_engine import VirtualNode

@@ -11,7 +11,7 @@ from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.store import open_store
-from knnper.experiment import load_experiment
+from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble

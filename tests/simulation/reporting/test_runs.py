@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 
 from knnper.errors import RunError
-from knnper.experiment import (
-    load_experiment,
-    to_document,
-)
+from knnper.experiment_file import load_experiment, to_document
 from knnper.server.results import summarise
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE
 from knnper.simulation.catalogue import experiment_catalogue

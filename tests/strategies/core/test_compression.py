@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from knnper.client.site import MetricsPolicy
 from knnper.errors import CodecError, RunError, TrainingDivergedError
-from knnper.experiment import (
-    TrainingSettings,
-    load_experiment,
-)
+from knnper.experiment import TrainingSettings
+from knnper.experiment_file import load_experiment
 from knnper.records import flatten, take_apart, unflatten
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
