@@ -105,7 +105,7 @@ if TYPE_CHECKING:
         UnitInterval,
     )
     from knnper.simulation.interface import Run, simulate
-    from knnper.simulation.partition.schemes import Assignment
+    from knnper.simulation.partition.allocation import Assignment
     from knnper.strategies.core.method import Method, Personalizer
     from knnper.strategies.fedavg import FedAvg
 else:
@@ -123,7 +123,7 @@ else:
         "knnper.settings": "NonNegativeFloat NonNegativeInt PositiveFloat "
         "PositiveFraction PositiveInt ProperFraction Settings UnitInterval",
         "knnper.simulation.interface": "Run simulate",
-        "knnper.simulation.partition.schemes": "Assignment",
+        "knnper.simulation.partition.allocation": "Assignment",
         "knnper.strategies.core.method": "Method Personalizer",
         "knnper.strategies.fedavg": "FedAvg",
     }

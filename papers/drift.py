@@ -29,7 +29,8 @@ from knnper.datastore.tuning import (
     choose_knn_weight,
     knn_weight_grid,
 )
-from knnper.simulation.partition.schemes import DirichletSettings, Integers, dirichlet
+from knnper.simulation.partition.allocation import Integers
+from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table

@@ -15,7 +15,7 @@ from torch import nn
 
 from knnper import DataError, Dataset, LabelledArrays
 from knnper.data.torchvision_sets import Cifar100Settings
-from knnper.simulation.partition.schemes import draw_log_dirichlet, normalise
+from knnper.simulation.partition.dirichlet import draw_log_dirichlet, normalise
 from papers.data import Cifar100Sheets
 
 Places = list[NDArray[np.int64]]

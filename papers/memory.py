@@ -50,12 +50,9 @@ from knnper.datastore.tuning import (
     num_correct,
     score,
 )
-from knnper.simulation.partition.schemes import (
-    DirichletSettings,
-    Integers,
-    PartitionSettings,
-    dirichlet,
-)
+from knnper.simulation.partition.allocation import Integers
+from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.partition.settings import PartitionSettings
 from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table

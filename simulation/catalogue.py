@@ -12,11 +12,8 @@ from knnper.experiment_file import Catalogue
 from knnper.own import Door
 from knnper.settings import Choice, plain, shown
 from knnper.simulation.partition.own import OWN_PARTITION
-from knnper.simulation.partition.schemes import (
-    PARTITIONS,
-    CountedSettings,
-    PartitionSettings,
-)
+from knnper.simulation.partition.schemes import PARTITIONS
+from knnper.simulation.partition.settings import CountedSettings, PartitionSettings
 from knnper.strategies.catalogue import (
     KINDS,
     SITE_DATA_SETS,

@@ -12,7 +12,7 @@ from pydantic import Field
 from knnper.data.examples import LabelledArrays
 from knnper.files import read_document, write_atomically
 from knnper.settings import LARGEST_COUNT
-from knnper.simulation.partition.schemes import Integers
+from knnper.simulation.partition.allocation import Integers
 from knnper.simulation.partition.split import MOST_DRAWN
 from knnper.simulation.virtual_clients import VirtualClients
 

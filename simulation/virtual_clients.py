@@ -8,7 +8,7 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Dataset, Examples
 from knnper.server.roster import Member
-from knnper.simulation.partition.schemes import Integers
+from knnper.simulation.partition.allocation import Integers
 from knnper.simulation.partition.split import Clients, Partition, PartsByName
 
 

@@ -31,7 +31,7 @@ from knnper.simulation.origin import (
     sign,
     sign_as,
 )
-from knnper.simulation.partition.schemes import PartitionSettings
+from knnper.simulation.partition.settings import PartitionSettings
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.trained_model import ended_run
 from knnper.simulation.workbench import CLIENTS, Workbench, open_workbench

@@ -14,7 +14,7 @@ from knnper.server.results import OVER_CLIENTS, Summary, figure_of
 from knnper.settings import Settings, alternatives, is_name, parse_settings
 from knnper.simulation.batches.grid import PointValues, as_overrides
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.simulation.partition.schemes import PartitionSettings
+from knnper.simulation.partition.settings import PartitionSettings
 from knnper.strategies.catalogue import own_title, title_of
 
 S = TypeVar("S", bound=Settings)

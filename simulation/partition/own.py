@@ -14,15 +14,15 @@ from knnper.own import Kind, arguments, explained, given_to
 from knnper.process import import_extra
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
-from knnper.simulation.partition.schemes import (
+from knnper.simulation.partition.allocation import (
     Assignment,
     Integers,
-    PartitionSettings,
     allocate_test_like_train,
     assignment_of,
     count_labels,
     num_labels_of,
 )
+from knnper.simulation.partition.settings import PartitionSettings
 
 OWN_PARTITION = Kind(
     "a function that returns the places of each client's training examples, or a "

@@ -20,15 +20,15 @@ from knnper.errors import DataError
 from knnper.files import whole_folder
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
-from knnper.simulation.partition.own import own_partition
-from knnper.simulation.partition.schemes import (
-    PARTITIONS,
+from knnper.simulation.partition.allocation import (
     Assignment,
     ClassWeights,
     Integers,
-    PartitionSettings,
     Shares,
 )
+from knnper.simulation.partition.own import own_partition
+from knnper.simulation.partition.schemes import PARTITIONS
+from knnper.simulation.partition.settings import PartitionSettings
 
 # ``(samples, fraction, key) -> (train, validation)``: splits a client's sorted samples.
 # The fraction is rounded, and at least one sample remains for training.

@@ -13,7 +13,7 @@ from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import training_identity
 from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.experiments import find_experiment
-from knnper.simulation.partition.schemes import PartitionSettings
+from knnper.simulation.partition.settings import PartitionSettings
 from knnper.yaml_text import dump_yaml, parse_yaml, read_yaml
 from papers.catalogue import FigurePlan
 from papers.reproduce import Plan, leading_comment, read_file, split_title

@@ -14,7 +14,7 @@ from knnper.datastore.memory import KnnSettings
 from knnper.datastore.store import memory_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.schemes import Integers
+from knnper.simulation.partition.allocation import Integers
 from papers.drift import (
     ClientDrift,
     DriftSettings,

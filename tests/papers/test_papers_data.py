@@ -14,7 +14,8 @@ from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.image_folders import ImageFolderSettings
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.schemes import PARTITIONS, PachinkoSettings
+from knnper.simulation.partition.pachinko import PachinkoSettings
+from knnper.simulation.partition.schemes import PARTITIONS
 from papers.data import (
     ArchiveSettings,
     Cifar10Jpeg,

@@ -5,15 +5,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.schemes import (
+from knnper.simulation.partition.allocation import (
     Integers,
     allocate,
     allocate_test_like_train,
     apportion,
     count_labels,
-    draw_log_dirichlet,
-    normalise,
 )
+from knnper.simulation.partition.dirichlet import draw_log_dirichlet, normalise
 
 GENERATOR_KEY = RandomKey(0, ("test",))
 

@@ -17,11 +17,9 @@ from knnper.data.task_file import read_task
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
-from knnper.simulation.partition.schemes import (
-    PARTITIONS,
-    Assignment,
-    PartitionSettings,
-)
+from knnper.simulation.partition.allocation import Assignment
+from knnper.simulation.partition.schemes import PARTITIONS
+from knnper.simulation.partition.settings import PartitionSettings
 from knnper.simulation.partition.split import (
     LABELS_FILE,
     Partition,

@@ -11,19 +11,11 @@ from hypothesis import strategies as st
 
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.schemes import (
-    Assignment,
-    DirichletSettings,
-    IidSettings,
-    Integers,
-    PachinkoSettings,
-    PathologicalSettings,
-    dirichlet,
-    iid,
-    natural,
-    pachinko,
-    pathological,
-)
+from knnper.simulation.partition.allocation import Assignment, Integers
+from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.partition.pachinko import PachinkoSettings, pachinko
+from knnper.simulation.partition.pathological import PathologicalSettings, pathological
+from knnper.simulation.partition.schemes import IidSettings, iid, natural
 
 Scheme: TypeAlias = Callable[[Integers, Integers, int, RandomKey], Assignment]
 

@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
-from knnper.simulation.partition.schemes import (
-    PARTITIONS,
-    Assignment,
-    IidSettings,
-    NaturalSettings,
-    PartitionSettings,
-)
+from knnper.simulation.partition.allocation import Assignment
+from knnper.simulation.partition.schemes import PARTITIONS, IidSettings, NaturalSettings
+from knnper.simulation.partition.settings import PartitionSettings
 from knnper.simulation.partition.split import (
     ClientPart,
     Clients,

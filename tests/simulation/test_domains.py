@@ -16,7 +16,7 @@ from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
-from knnper.simulation.partition.schemes import PflbedSettings
+from knnper.simulation.partition.pflbed import PflbedSettings
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.task import ModelPredictor
 from tests.simulation.knnper_process import simulate as simulate_in_a_process
