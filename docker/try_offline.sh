@@ -66,16 +66,15 @@ make_base() {
 # What pip may fetch here, it may not from inside a build: a build takes wheels only.
 fetch_wheels() {
   local setuptools
-  local lists=(docker/requirements.txt docker/{server,client}/requirements.txt)
   sha256sum --status --check "$work/wheels.sums" 2>/dev/null && return
   setuptools=$($PYTHON -c 'import setuptools; print(setuptools.__version__)')
   rm -rf "$work/wheels"
   $PYTHON -m pip download -qq --only-binary :all: --python-version 3.11 \
     --dest "$work/wheels" --constraint constraints.txt \
-    "${lists[@]/#/--requirement=}" "setuptools==$setuptools" ||
+    --requirement docker/requirements.txt "setuptools==$setuptools" ||
     unable "pip cannot fetch the packages of the images"
   printf '[global]\nno-index = true\nfind-links = /media\n' >"$work/pip.conf"
-  sha256sum constraints.txt "${lists[@]}" >"$work/wheels.sums"
+  sha256sum constraints.txt docker/requirements.txt >"$work/wheels.sums"
 }
 
 build() {

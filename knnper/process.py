@@ -78,7 +78,22 @@ def import_torchvision() -> ModuleType:
 
 
 def import_extra(module: str, extra: str, purpose: str) -> Any:
-    """Import a module that an extra installs; ``purpose`` begins the error."""
+    """Import a module that an extra of this package installs.
+
+    Parameters
+    ----------
+    module
+        Such as ``pyarrow.parquet``.
+    extra
+        The extra's name in ``pip install 'knnper[EXTRA]'``.
+    purpose
+        The command or setting that needs it; the error begins with it.
+
+    Raises
+    ------
+    DataError
+        The package is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,13 @@ from knnper.strategies.catalogue import Assembly, own_title
 def scalar_writer(
     folder: Path, first_round: int
 ) -> Iterator[Callable[[RoundRecord], None]]:
-    """Yield a function that adds a round's record to the TensorBoard curves."""
+    """Yield a function that adds a round's record to the TensorBoard curves.
+
+    It does nothing where TensorBoard, the extra ``tracking``, is not installed.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        yield lambda _: None
+        return
     # Loading TensorBoard takes seconds; only the process that leads a run needs it.
     from torch.utils.tensorboard import SummaryWriter
 

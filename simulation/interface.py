@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from markupsafe import escape
 from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from knnper.errors import KnnPerError, RunError, printable
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment, read_experiment, to_document
 from knnper.predictions import FILE, require_arrow
-from knnper.process import with_fixed_threads
+from knnper.process import import_extra, with_fixed_threads
 from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import RunFolder
@@ -112,17 +112,16 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the run's verdict and tables for a notebook."""
-        # Imported here, since it loads matplotlib.
-        from knnper.simulation.reports.pages import as_notebook_html
-
+        name = html.escape(repr(self))
         if not self.is_finished:
-            return (
-                f"<p>{escape(repr(self))}</p><p><code>.resume()</code> continues.</p>"
-            )
+            return f"<p>{name}</p><p><code>.resume()</code> continues.</p>"
         try:
+            import_extra("matplotlib", "report", "a run's tables in a notebook")
+            from knnper.simulation.reports.pages import as_notebook_html
+
             return as_notebook_html(self.path)
         except KnnPerError as error:
-            return f"<p>{escape(repr(self))}</p><p>{escape(error)}</p>"
+            return f"<p>{name}</p><p>{html.escape(str(error))}</p>"
 
     def _state(self) -> str:
         """Describe progress and results in a few words."""

@@ -106,9 +106,13 @@ def sweep(
 
     After an interruption, the same command resumes; finished runs are not repeated.
     """
+    from knnper.process import import_extra
     from knnper.simulation.batches.sweep import read_sweep
 
-    _run(read_sweep(sweep, overrides or ()), output, workers, as_json, trained or ())
+    plan = read_sweep(sweep, overrides or ())
+    if plan.settings.x is not None:
+        import_extra("matplotlib", "report", "the plot of a sweep with x")
+    _run(plan, output, workers, as_json, trained or ())
 
 
 def _run(
@@ -153,6 +157,9 @@ def report(
     if as_json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both")
     _require_label_for_each(labels or [], runs)
+    from knnper.process import import_extra
+
+    import_extra("matplotlib", "report", "knnper report")
     from knnper.simulation.reports.accuracy_table import as_csv, as_documents
     from knnper.simulation.reports.pages import as_html, as_markdown_report, write_text
     from knnper.simulation.reports.report import report_of

@@ -113,10 +113,13 @@ def partition(
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
     from knnper.experiment_file import read_experiment
+    from knnper.process import import_extra
     from knnper.simulation.catalogue import experiment_catalogue
     from knnper.simulation.label_counts import count_labels
     from knnper.simulation.workbench import open_workbench
 
+    if plot is not None:
+        import_extra("matplotlib", "report", "--plot")
     settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
     bench = open_workbench(settings)
     data = bench.dataset

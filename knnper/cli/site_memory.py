@@ -94,8 +94,13 @@ def onboard(
     from knnper.client.onboarding import join
     from knnper.client.onboarding import onboard as onboard_client
     from knnper.client.settings import read_client
+    from knnper.process import import_extra
     from knnper.simulation.trained_model import find_model
 
+    if start_service:
+        import_extra(
+            "prometheus_client", "service", "the service of knnper site onboard"
+        )
     settings = read_client(config, overrides or ())
     if model is None and took_part is not None:
         raise typer.BadParameter(

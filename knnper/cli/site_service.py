@@ -59,6 +59,9 @@ def serve(
     no_token: NoToken = False,
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
+    from knnper.process import import_extra
+
+    import_extra("prometheus_client", "service", "knnper site serve")
     from knnper.client.served_model import open_served
     from knnper.client.service.app import make_service
     from knnper.client.service.bodies import RequestLimits

@@ -10,7 +10,6 @@ from knnper.simulation.batches.choice import CHOSEN, best_points, chosen_sweep
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import FAILED
 from knnper.simulation.batches.figure_names import label_of
-from knnper.simulation.batches.plot import plot_of
 from knnper.simulation.batches.runner import Outcome, Plan, failure_remark, folder_of
 from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.batches.tables import (
@@ -22,7 +21,6 @@ from knnper.simulation.batches.tables import (
 )
 from knnper.simulation.origin import older_code
 from knnper.simulation.reports.estimate import WEAK_NOTE
-from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.finished_run import GROUPS
 from knnper.simulation.reports.table import Chart, Shown, csv_text
 from knnper.simulation.reports.text import term_of
@@ -109,8 +107,12 @@ def _failure_remarks(
 def _write_plot(
     plan: Plan, rows: Sequence[PointRow], folder: Path
 ) -> tuple[Chart, ...]:
-    if not isinstance(plan, Sweep):
+    if not isinstance(plan, Sweep) or plan.settings.x is None:
         return ()
+    # Imported here, since both need matplotlib, which only plots need.
+    from knnper.simulation.batches.plot import plot_of
+    from knnper.simulation.reports.figure import write_pictures
+
     settings = plan.settings
     figure = plot_of(rows, settings)
     if figure is None:
