@@ -9,7 +9,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # done takes tests from others.
 SIDE_BY_SIDE := -n 3 --dist worksteal
 BENCHMARKS := training_vs_bare_torch overhead personalize_vs_bare server_memory_ratio \
-  million_clients store real_round_s idle_sites service_latency service_membership leaf_reading data_carrier \
+  million_clients store real_round_s idle_sites service_latency service_membership data_carrier \
   site_leakage
 # Not of `make bench`, since it installs other frameworks, each in a folder below build/peers.
 BENCHMARKS_ALONE := peers

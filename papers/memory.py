@@ -57,7 +57,7 @@ from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.core.task import evaluate
+from knnper.strategies import evaluate
 from papers.figures import (
     Drawing,
     FigureCurve,

@@ -32,8 +32,8 @@ from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.text import percent
 from knnper.simulation.trained_model import TrainedModel, model_with
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.training import local_sgd, steps_per_epoch
+from knnper.strategies import ModelState, local_sgd
+from knnper.strategies.core.training import steps_per_epoch
 from papers.figures import (
     Drawing,
     FigureCurve,

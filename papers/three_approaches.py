@@ -22,7 +22,7 @@ from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper.strategies.core.task import evaluate
+from knnper.strategies import evaluate
 from papers.figures import Drawing, FigureFolder, PartRecord, serial_rounds
 
 _SOME = Field(min_length=1)
