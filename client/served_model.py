@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -150,7 +150,10 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
                 f"{self.store.fingerprint[:12]}, which was not installed; install a "
                 "model again: knnper site onboard"
             )
-        used = self._use(self._load_model(serving.model), serving)
+        used = self._in_use.get(serving.model)
+        # Once an installation is settled, its serving also names the previous model.
+        if used is None or replace(used.serving, previous=serving.previous) != serving:
+            used = self._use(self._load_model(serving.model), serving)
         self._in_use = {serving.model: used}
         return used
 

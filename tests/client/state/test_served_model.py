@@ -1,5 +1,6 @@
 """What answers while examples come and go, and while the model changes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from knnper.client import served_model
 from knnper.client.served_model import ServedModel, open_served
 from knnper.client.site_state import SiteState
 from knnper.client.state import (
@@ -70,6 +72,36 @@ def test_an_answer_explains_itself(site_state: SiteState) -> None:
         torch.testing.assert_close(votes.float(), made.vote.probabilities)
         none = served.predict(queries()[:0])
         assert (none.probabilities.shape, none.vote.names) == ((0, 4), [])
+
+
+def test_predictor_is_built_once_per_model(
+    site_state: SiteState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+
+    def building(kind: type[Any]) -> Callable[..., Any]:
+        def build(*args: Any, **kwargs: Any) -> Any:
+            built.append(kind.__name__)
+            return kind(*args, **kwargs)
+
+        return build
+
+    for kind in (NeighborClassifier, KnnPredictor):
+        monkeypatch.setattr(f"{served_model.__name__}.{kind.__name__}", building(kind))
+    expected_kinds = ["NeighborClassifier", "KnnPredictor"]
+    example = drawn("one", 1).examples
+    with open_served(site_state) as served:
+        for _ in range(3):
+            served.predict(queries())
+            served.add(example.images, example.labels)
+            assert not served.refresh()
+        served.delete(Selection(ids=(1,)))
+        served.predict(queries())
+        assert built == expected_kinds
+        site_state.install(small_model(seed=1, **FIXED), site(), took_part=False)
+        assert served.refresh()
+        served.predict(queries())
+        assert built == 2 * expected_kinds
 
 
 def test_what_is_added_is_found_and_what_is_deleted_is_not(
