@@ -1,7 +1,6 @@
 """The web application of the service, and its OpenAPI document."""
 
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -14,7 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 import knnper
@@ -22,7 +21,7 @@ from knnper.client.served_model import ServedModel
 from knnper.client.service import inputs
 from knnper.client.service.access import Guard
 from knnper.client.service.bodies import Bodies, RequestLimits
-from knnper.client.service.endpoints import PICTURE_PATH, Service, routes
+from knnper.client.service.endpoints import PICTURE_PATH, Service, router
 from knnper.client.service.errors import RequestError, error_response, handle_error
 from knnper.client.service.forms import FORM_FIELD
 from knnper.client.service.metrics import Metered, Metrics
@@ -84,11 +83,9 @@ def make_service(
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan,
     )
-    router = routes(service)
+    app.state.service = service
     app.include_router(router)
-    app.add_exception_handler(
-        HTTPException, functools.partial(_handle_http_error, router.routes)
-    )
+    app.add_exception_handler(HTTPException, _handle_http_error)
     for kind in (KnnPerError, RequestValidationError, Exception):
         app.add_exception_handler(kind, handle_error)
 
@@ -99,16 +96,14 @@ def make_service(
     return Metered(Guard(app, tokens), metrics)
 
 
-async def _handle_http_error(
-    all_routes: Sequence[BaseRoute], request: Request, error: Exception
-) -> JSONResponse:
+async def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException), "the only kind it is registered for"
     headers = {}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # Starlette names only the methods of the first route with this path.
         methods = {
             method
-            for route in all_routes
+            for route in router.routes
             if isinstance(route, APIRoute)
             and route.matches(request.scope)[0] in _MATCHES
             for method in route.methods or ()
