@@ -5,7 +5,7 @@ its database: three idle clients kept an eighth of a core busy. So the gateway a
 Flower only when it may have a message. Messages are sent by ServerApps, which are
 processes of this server, and those of this project write the receiving nodes to a pipe
 (`knnper.transport.polling.push`). While another ServerApp runs, such as an operator's
-own app, Flower is asked at intervals.
+own app, Flower is asked every second.
 """
 
 import asyncio
@@ -23,12 +23,8 @@ SHORTEST_HOLD_S = 0.05
 # Interval of requests during a run without an announcement, in case the gateway was too
 # busy to read one.
 CHECK_INTERVAL_S = 60.0
-# Intervals while a ServerApp runs that announces nothing: they grow with a node's idle
-# time and with the number of nodes, so that all idle nodes together make up to 20
-# requests a second.
-SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.05, 1.0
-INTERVAL_PER_NODE_S = 0.05
-PART_OF_IDLE_TIME = 0.05
+# The same while a ServerApp runs that has announced nothing.
+UNANNOUNCED_INTERVAL_S = 1.0
 _PIPE_BYTES = 65_536
 # Without authentication, a client can use any number of node ids.
 _MOST_REMEMBERED = 10_000
@@ -45,12 +41,9 @@ class _NodeRequests:
     request: asyncio.Event | None = None  # of the held request; set to check again
 
     @property
-    def idle_s(self) -> float:
-        return time.monotonic() - self.active_at
-
-    @property
     def hold_s(self) -> float:
-        return min(max(self.idle_s, SHORTEST_HOLD_S), LONGEST_HOLD_S)
+        idle_s = time.monotonic() - self.active_at
+        return min(max(idle_s, SHORTEST_HOLD_S), LONGEST_HOLD_S)
 
 
 @dataclass
@@ -67,7 +60,6 @@ class Arrivals:
     def __init__(self) -> None:
         self._nodes: dict[int, _NodeRequests] = {}
         self._apps: dict[int, _ServerApp] = {}  # by descriptor of the pipe
-        self._num_held = 0
         self._is_closed = False
 
     def follow(self, pipe: int) -> None:
@@ -153,11 +145,9 @@ class Arrivals:
         """Return the time of the next request to Flower without an announcement."""
         if not self._apps:
             return math.inf
-        if all(app.announces for app in self._apps.values()):
-            return node.asked_at + CHECK_INTERVAL_S
-        longest = max(LONGEST_INTERVAL_S, INTERVAL_PER_NODE_S * self._num_held)
-        interval = max(PART_OF_IDLE_TIME * node.idle_s, SHORTEST_INTERVAL_S)
-        return node.asked_at + min(interval, longest)
+        announced = all(app.announces for app in self._apps.values())
+        interval_s = CHECK_INTERVAL_S if announced else UNANNOUNCED_INTERVAL_S
+        return node.asked_at + interval_s
 
     async def _pause(
         self,
@@ -182,11 +172,9 @@ class Arrivals:
         if node.request is not None:
             node.request.set()
         node.request = request = asyncio.Event()
-        self._num_held += 1
         try:
             yield request
         finally:
-            self._num_held -= 1
             if node.request is request:
                 node.request = None
 

@@ -2,21 +2,11 @@
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
-from collections import Counter
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
 
 import httpx
 from flwr.proto.fab_pb2 import GetFabRequest
@@ -41,43 +31,23 @@ from flwr.proto.run_pb2 import GetRunRequest
 from google.protobuf.message import Message
 
 from knnper.server.link.arrivals import Arrivals
+from knnper.server.link.exchange import FLOWERS_PREFIX, Exchange, Scope, Send
 from knnper.server.link.gateway_rules import (
     AuthenticatedClient,
     GatewayRefusal,
-    RegisteredClients,
     Rules,
     key_of,
     parsed,
-    raw_path,
     with_reason,
 )
 from knnper.server.link.notices import Notices, printable_ascii
+from knnper.server.link.presence import Presence
 from knnper.server.link.replies import Replies, unreachable
+from knnper.server.link.request_limits import Meter, Receive, read_body
 from knnper.transport import flower_protocol as flower
-from knnper.transport.diagnosis import (
-    GATEWAY_HEADERS,
-    Standing,
-    own_versions,
-    with_standing,
-)
-from knnper.transport.sockets import origin_of
-from knnper.transport.waiting import duration
+from knnper.transport.diagnosis import GATEWAY_HEADERS, own_versions, with_standing
 
-logger = logging.getLogger(__name__)
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-# A body's next 100 kB, or its end, must arrive within 10 s. Flower drops a reply
-# without progress for 180 s; an object of 5 MB takes that long at a third of this rate.
-_WINDOW_S = 10.0
-_WINDOW_BYTES = 100_000
-
-_LONGEST_WAIT_S = 4.0  # for memory; then the client is asked to retry
-_REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode makes five
-Scope = Mapping[str, Any]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
-_PASSED_BACK = frozenset({"content-type", "content-length"})
 _PASSED_ON = frozenset({"content-type", "accept"})
-_FLOWERS = "flwr-"
 _LONGEST_ERROR = 64 * 1024
 _IS_CONNECTED = (
     "is connected already, or was until less than a minute ago: another process uses "
@@ -85,243 +55,16 @@ _IS_CONNECTED = (
     "in a minute."
 )
 _NEW_CLIENT_S = 3.0  # until the gateway knows a key that was just registered
-_SILENT_S = 60.0  # after which Flower counts a node as offline
-_USUAL_PAUSE_S = 30.0  # between two heartbeats, as Flower's nodes announce it
-_PART_OF_PAUSE = 0.9  # after which Flower needs another heartbeat
 _LOOK_S = 0.1
+# Flower counts a node as offline after twice the pause that its heartbeat announces.
+_ANNOUNCED_PAUSE_S = 30.0
+_HEARTBEAT_EVERY_S = 27.0
 # Connections of unknown or slow clients are closed.
 _THE_END = (b"connection", b"close")
 _VERSIONS = [
     (header.encode(), own_versions()[package].encode())
     for package, header in GATEWAY_HEADERS.items()
 ]
-
-
-@dataclass
-class Meter:
-    """Limits the bytes of bodies in memory: in all, by address, and by key."""
-
-    in_all: int
-    of_address: int
-    of_key: int
-    _held: Counter[str] = field(default_factory=Counter, init=False)
-    _requests: Counter[str] = field(default_factory=Counter, init=False)
-    _freed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
-
-    @contextlib.contextmanager
-    def one_request(self, key: str) -> Iterator[None]:
-        """Count a request of ``key`` while it is answered; refuse too many."""
-        if self._requests[key] >= _REQUESTS_OF_A_KEY:
-            raise GatewayRefusal(
-                503, f"{_REQUESTS_OF_A_KEY} requests at a time are enough"
-            )
-        with _counted(self._requests, key, 1):
-            yield
-
-    @contextlib.asynccontextmanager
-    async def room(self, host: str, key: str, num_bytes: int) -> AsyncIterator[None]:
-        """Reserve memory for a body, after waiting for it if necessary."""
-        most = {
-            "": self.in_all,
-            f"address {origin_of(host)}": self.of_address,
-            f"key {key}": self.of_key,
-        }
-
-        def fits() -> bool:
-            return all(
-                self._held[holder] + num_bytes <= limit
-                for holder, limit in most.items()
-            )
-
-        async with self._freed:
-            try:
-                async with asyncio.timeout(_LONGEST_WAIT_S):
-                    await self._freed.wait_for(fits)
-            except TimeoutError as error:
-                raise GatewayRefusal(
-                    503, "there are too many bytes in flight"
-                ) from error
-        try:
-            with contextlib.ExitStack() as held:
-                for holder in most:
-                    held.enter_context(_counted(self._held, holder, num_bytes))
-                yield
-        finally:
-            async with self._freed:
-                self._freed.notify_all()
-
-
-@contextlib.contextmanager
-def _counted(counter: Counter[str], holder: str, number: int) -> Iterator[None]:
-    counter[holder] += number
-    try:
-        yield
-    finally:
-        counter[holder] -= number
-        if not counter[holder]:
-            del counter[holder]
-
-
-async def read_body(receive: Receive, length: int) -> bytearray:
-    """Read a body of ``length`` bytes; refuse one that arrives too slowly."""
-    body, has_more = bytearray(), True
-    mark, end = 0, time.monotonic() + _WINDOW_S
-    while has_more:
-        try:
-            async with asyncio.timeout(end - time.monotonic()):
-                event = await receive()
-        except TimeoutError as error:
-            received = f"found {len(body)} of {length} bytes"
-            why = "The client sends its request too slowly"
-            raise GatewayRefusal(504, why, received) from error
-        if event["type"] == "http.disconnect":
-            raise GatewayRefusal(
-                503, "The client went away before it had sent its request"
-            )
-        body += event.get("body", b"")
-        has_more = event.get("more_body", False)
-        if len(body) - mark >= _WINDOW_BYTES:
-            mark, end = len(body), time.monotonic() + _WINDOW_S
-    return body
-
-
-@dataclass
-class Presence:
-    """Logs which clients connect and leave; ``heard`` and ``left_at`` are by key."""
-
-    clients: RegisteredClients
-    heard: dict[str, float] = field(default_factory=dict)
-    left_at: dict[str, float] = field(default_factory=dict)
-
-    def note(self, path: str, key: str) -> None:
-        """Note a successful request; log a client that connects or leaves."""
-        known, now = self.clients.names, time.monotonic()
-        if path == flower.DEACTIVATE:
-            if self.heard.pop(key, None) is not None:
-                self.left_at[key] = now
-                logger.info("client %s has left", known.get(key))
-        elif key in known:
-            self._log_return(key, now)
-            self.heard[key] = now
-        if len(self.heard) > len(known):
-            self.heard = {
-                client: last for client, last in self.heard.items() if client in known
-            }
-        if len(self.left_at) > len(known):
-            self.left_at = {
-                key: last for key, last in self.left_at.items() if key in known
-            }
-
-    def _log_return(self, key: str, now: float) -> None:
-        name, heard, left_at = (
-            self.clients.names[key],
-            self.heard.get(key),
-            self.left_at,
-        )
-        if heard is None and key in left_at:
-            away_s = now - left_at.pop(key)
-            logger.info("client %s is back; it left %s ago", name, duration(away_s))
-        elif heard is None:
-            logger.info("client %s is connected", name)
-        elif now - heard > _SILENT_S:
-            away = duration(now - heard)
-            logger.info("client %s is back; it was silent for %s", name, away)
-
-    def standing(self, path: str, key: str, status: int) -> Standing | None:
-        """Return a client's standing if its doctor asked for it; None otherwise."""
-        if path != flower.ACTIVATE or status != HTTPStatus.BAD_REQUEST:
-            return None
-        heard = self.heard.get(key)
-        idle_s = None if heard is None else round(time.monotonic() - heard, 1)
-        return Standing(self.clients.names.get(key), idle_s)
-
-
-class Exchange:
-    """An HTTP request and its answer."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope, self.method, self.path = scope, scope["method"], raw_path(scope)
-        self.headers = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in scope["headers"]
-        }
-        client = scope.get("client")
-        self.host = "?" if client is None else str(client[0])
-        self.receive, self._send = receive, send
-
-    async def answer(
-        self,
-        status: int,
-        body: bytes,
-        kind: str = "application/json",
-        extra_headers: Headers = (),
-    ) -> None:
-        """Send an answer with a body."""
-        length = str(len(body)).encode()
-        headers = [(b"content-type", kind.encode()), (b"content-length", length)]
-        await self._start(status, [*headers, *extra_headers])
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def disconnected(self) -> None:
-        """Wait until the client has disconnected; its request was read before."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
-    async def stream(
-        self, response: httpx.Response, extra_headers: Headers = ()
-    ) -> None:
-        """Forward Flower's answer."""
-        passed = {
-            name.encode(): value.encode()
-            for name, value in response.headers.items()
-            if name in _PASSED_BACK or name.startswith(_FLOWERS)
-        }
-        await self._start(response.status_code, [*passed.items(), *extra_headers])
-        body = {"type": "http.response.body"}
-        try:
-            async for piece in response.aiter_raw():
-                await self._send({**body, "body": piece, "more_body": True})
-        except httpx.HTTPError:
-            # uvicorn closes the connection, and the client sees an incomplete answer.
-            return
-        await self._send({**body, "body": b""})
-
-    async def _start(self, status: int, headers: Headers) -> None:
-        start = {"type": "http.response.start", "status": int(status)}
-        await self._send({**start, "headers": headers})
-
-
-class Heartbeats:
-    """Decides which heartbeats reach Flower.
-
-    A node announces a pause of 30 s, and Flower counts it as online for twice as long.
-    So a heartbeat every 27 s is enough: one of two that the node sends, or one of its
-    requests for messages, which come at least every 20 s while it is idle.
-    """
-
-    def __init__(self) -> None:
-        self._passed_on: dict[
-            int, tuple[float, float]
-        ] = {}  # by node: time, announced pause
-
-    def passed_on(self, node_id: int, pause_s: float) -> None:
-        """Note that Flower has accepted a heartbeat."""
-        self._passed_on[node_id] = time.monotonic(), pause_s
-
-    def forget(self, node_id: int) -> None:
-        """Forget a node that has left, or that Flower refused."""
-        self._passed_on.pop(node_id, None)
-
-    def pause_s(self, node_id: int) -> float:
-        """Return the pause between heartbeats that a node has announced."""
-        _, pause_s = self._passed_on.get(node_id, (-math.inf, _USUAL_PAUSE_S))
-        return pause_s
-
-    def is_due(self, node_id: int, pause_s: float) -> bool:
-        """Return whether Flower needs another heartbeat of a node."""
-        last_at, known_s = self._passed_on.get(node_id, (-math.inf, pause_s))
-        is_late = time.monotonic() - last_at >= _PART_OF_PAUSE * known_s
-        return is_late or known_s != pause_s
 
 
 class _FlowerRefusedError(Exception):
@@ -347,8 +90,9 @@ class Gateway:
     look: Callable[[], None]
     notices: Notices
     arrivals: Arrivals
-    heartbeats: Heartbeats = field(default_factory=Heartbeats, init=False)
     presence: Presence = field(init=False)
+    # By node, when the gateway last sent a heartbeat for it.
+    _heartbeat_at: dict[int, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "presence", Presence(self.rules.clients))
@@ -427,8 +171,6 @@ class Gateway:
             return True
         if isinstance(request, PullMessagesRequest):
             return await self._send_messages(exchange, caller, node_id, request)
-        if isinstance(request, SendNodeHeartbeatRequest):
-            return await self._answer_heartbeat(exchange, caller, request)
         return await self._pass_on(exchange, caller, node_id, request)
 
     def _require_node(self, caller: AuthenticatedClient) -> None:
@@ -463,24 +205,23 @@ class Gateway:
                 await self._forward_refusal(exchange, caller, response)
                 return False
             if isinstance(request, ActivateNodeRequest):
-                await self._forward_activation(exchange, response, request)
+                await self._forward_activation(exchange, response)
                 return True
             if fetched is not None:
                 fetched(int(response.headers.get("content-length", 0)))
             await exchange.stream(response)
         if isinstance(request, DeactivateNodeRequest):
             self.arrivals.forget(request.node_id)
-            self.heartbeats.forget(request.node_id)
+            self._heartbeat_at.pop(request.node_id, None)
         return True
 
     async def _forward_activation(
-        self, exchange: Exchange, response: httpx.Response, request: ActivateNodeRequest
+        self, exchange: Exchange, response: httpx.Response
     ) -> None:
         """Forward Flower's answer to a node that begins."""
         answer = await response.aread()
         node_id = ActivateNodeResponse.FromString(answer).node_id
         self.arrivals.note_activity(node_id)
-        self.heartbeats.passed_on(node_id, request.heartbeat_interval)
         await exchange.answer(response.status_code, answer, flower.PROTOBUF)
         self.look()
 
@@ -518,54 +259,22 @@ class Gateway:
     async def _send_heartbeat(
         self, exchange: Exchange, request: PullMessagesRequest
     ) -> None:
-        """Send a heartbeat for a node, since its request may be held for long."""
-        node_id = request.node.node_id
-        pause_s = self.heartbeats.pause_s(node_id)
-        if not self.heartbeats.is_due(node_id, pause_s):
+        """Send a heartbeat for a node if one is due: its request may be held long.
+
+        This project's nodes send none of their own while a request is held.
+        """
+        node_id, now = request.node.node_id, time.monotonic()
+        if now - self._heartbeat_at.get(node_id, -math.inf) < _HEARTBEAT_EVERY_S:
             return
         heartbeat = SendNodeHeartbeatRequest(
-            node=request.node, heartbeat_interval=pause_s
+            node=request.node, heartbeat_interval=_ANNOUNCED_PAUSE_S
         )
         async with self._forward(
             "POST", flower.HEARTBEAT, exchange.headers, heartbeat
         ) as response:
             answer = await response.aread()
-        self._note_heartbeat(heartbeat, response, answer)
-
-    def _note_heartbeat(
-        self,
-        heartbeat: SendNodeHeartbeatRequest,
-        response: httpx.Response,
-        answer: bytes,
-    ) -> None:
-        """Note whether Flower accepted a heartbeat; if not, the next is due at once."""
-        node_id = heartbeat.node.node_id
-        self.heartbeats.forget(node_id)
         if response.is_success and SendNodeHeartbeatResponse.FromString(answer).success:
-            self.heartbeats.passed_on(node_id, heartbeat.heartbeat_interval)
-
-    async def _answer_heartbeat(
-        self,
-        exchange: Exchange,
-        caller: AuthenticatedClient,
-        request: SendNodeHeartbeatRequest,
-    ) -> bool:
-        """Answer a heartbeat; return whether it succeeded."""
-        node_id = request.node.node_id
-        if not self.heartbeats.is_due(node_id, request.heartbeat_interval):
-            answer = SendNodeHeartbeatResponse(success=True).SerializeToString()
-            await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
-            return True
-        async with self._forward(
-            "POST", exchange.path, exchange.headers, request
-        ) as response:
-            if response.is_error:
-                await self._forward_refusal(exchange, caller, response)
-                return False
-            answer = await response.aread()
-        self._note_heartbeat(request, response, answer)
-        await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
-        return True
+            self._heartbeat_at[node_id] = now
 
     @contextlib.asynccontextmanager
     async def _forward(
@@ -578,7 +287,7 @@ class Gateway:
         passed_on = {
             name: value
             for name, value in headers.items()
-            if name in _PASSED_ON or name.startswith(_FLOWERS)
+            if name in _PASSED_ON or name.startswith(FLOWERS_PREFIX)
         }
         # Only parsed fields are forwarded: unknown fields and headers do not reach
         # Flower.

@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,11 @@ import uvloop
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import Registered
 from knnper.server.link.connections import ConnectionLimits
-from knnper.server.link.gateway import Gateway, Meter
+from knnper.server.link.gateway import Gateway
 from knnper.server.link.gateway_rules import RegisteredClients, Rules
 from knnper.server.link.notices import Notices
 from knnper.server.link.replies import Replies
+from knnper.server.link.request_limits import Meter
 from knnper.server.link.sockets import Listener
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import Address, fingerprint, new_node_key
@@ -84,6 +86,14 @@ class Stage:
             self.server_app, "".join(f"{node}\n" for node in nodes).encode() or b"\n"
         )
 
+    def note_heartbeat(self) -> None:
+        """Make the gateway send no heartbeat with the next requests for messages."""
+        self.gateway._heartbeat_at[NODE] = time.monotonic()
+
+    def forget_heartbeat(self) -> None:
+        """Make the gateway send a heartbeat with the next request for messages."""
+        self.gateway._heartbeat_at.clear()
+
     def connected(self, host: str = LOCALHOST) -> socket.socket:
         """Return a connection from ``host``, any address of this machine."""
         place, source = (self.address.host, self.address.port), (host, 0)
@@ -125,9 +135,19 @@ def gateway_stage(
         httpx.Client(base_url=url, timeout=30) as http,
     ):
         client = Peer(KEY, http, NODE)
-        gateway.heartbeats.passed_on(NODE, 30)
-        places = upstream, address, clients, client, http, looked, listener, gateway
-        yield Stage(*places, server_app)
+        stage = Stage(
+            upstream,
+            address,
+            clients,
+            client,
+            http,
+            looked,
+            listener,
+            gateway,
+            server_app,
+        )
+        stage.note_heartbeat()
+        yield stage
         os.close(server_app)
 
 

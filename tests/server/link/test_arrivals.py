@@ -14,7 +14,6 @@ import pytest
 from knnper.client.node import PollPause
 from knnper.server.link import arrivals
 from knnper.server.link.arrivals import Arrivals
-from knnper.server.link.gateway import Heartbeats
 
 NODE = 7
 
@@ -243,32 +242,12 @@ def test_while_another_app_runs_flower_is_asked_at_intervals(case: Case) -> None
     assert case.flower.asked_at == []
 
 
-def test_many_idle_nodes_do_not_ask_more_often_together(case: Case) -> None:
-    case.start_app()
-    nodes = range(200)
-    for node in nodes:
-        case.arrivals.note_activity(node)
-    case.loop.now += 3600
-
-    async def work() -> None:
-        await asyncio.gather(*map(case.request, nodes))
-
-    case.run(work())
-    # Each once at first, then 20 a second.
-    assert len(case.flower.asked_at) <= 200 + 20 * arrivals.LONGEST_HOLD_S
-
-
 def test_an_idle_site_makes_three_requests_a_minute(case: Case) -> None:
-    pause, heartbeats = PollPause(), Heartbeats()
+    pause, requests = PollPause(), []
     case.arrivals.note_activity(NODE)
-    heartbeats.passed_on(NODE, 30)
-    requests, to_flower = [], [time.monotonic()]
     sign_at = time.monotonic() + 20
     while (now := time.monotonic()) < 1600:
         requests.append(now)
-        if heartbeats.is_due(NODE, 30):
-            heartbeats.passed_on(NODE, 30)
-            to_flower.append(now)
         case.run(case.request())
         # The thread with the signs of life, which go on while a request is held.
         while sign_at < time.monotonic():
@@ -282,8 +261,9 @@ def test_an_idle_site_makes_three_requests_a_minute(case: Case) -> None:
     ]
     assert in_minutes[0] <= 15
     assert set(in_minutes[1:]) <= {2, 3, 4}
-    # Which is enough for Flower to count the node as online: that takes one in 60 s.
-    assert max(b - a for a, b in itertools.pairwise(to_flower)) < 50
+    # The gateway sends a heartbeat with a request 27 s after the last, and Flower
+    # counts a node as online for 60 s.
+    assert max(b - a for a, b in itertools.pairwise(requests)) < 30
 
 
 def test_a_node_sends_signs_of_life_unless_a_request_is_held(case: Case) -> None:
@@ -304,31 +284,3 @@ def test_a_node_sends_signs_of_life_unless_a_request_is_held(case: Case) -> None
     pause.sleep()
     pause.note_work()
     assert not pause.is_heard
-
-
-def test_flower_hears_of_every_second_sign_of_life_and_in_time(case: Case) -> None:
-    heartbeats = Heartbeats()
-    pauses = itertools.cycle([17.5, 22.5, 20.0, 17.5, 17.5, 22.5, 22.5])
-    passed_on, num_beats = [time.monotonic()], 0
-    heartbeats.passed_on(NODE, 30)
-    while time.monotonic() < 10_000:
-        case.loop.now += next(pauses)  # between those of Flower's nodes
-        num_beats += 1
-        if heartbeats.is_due(NODE, 30):
-            passed_on.append(time.monotonic())
-            heartbeats.passed_on(NODE, 30)
-    assert len(passed_on) < 0.55 * num_beats
-    assert max(b - a for a, b in itertools.pairwise(passed_on)) < 2 * 30 - 10
-
-
-def test_flower_hears_of_a_node_that_changes_its_pause_or_begins_anew(
-    case: Case,
-) -> None:
-    heartbeats = Heartbeats()
-    assert heartbeats.is_due(NODE, 30)
-    heartbeats.passed_on(NODE, 30)
-    assert heartbeats.pause_s(NODE) == 30
-    assert not heartbeats.is_due(NODE, 30)
-    assert heartbeats.is_due(NODE, 60)
-    heartbeats.forget(NODE)
-    assert heartbeats.is_due(NODE, 30)

@@ -29,6 +29,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import Message
 
+from knnper.server.link import arrivals
 from knnper.server.link.authorized import Registered
 from knnper.server.link.connections import ConnectionLimits
 from knnper.server.settings import TlsFiles
@@ -85,7 +86,9 @@ OPEN = (*BODIES, "push-messages", "push-object")
 
 @pytest.fixture(scope="module")
 def shared_stage() -> Iterator[Stage]:
-    with gateway_stage() as stage:
+    with gateway_stage() as stage, pytest.MonkeyPatch.context() as patch:
+        # Each request for messages reaches Flower, also one right after another.
+        patch.setattr(arrivals, "UNANNOUNCED_INTERVAL_S", 0.05)
         yield stage
 
 
@@ -97,7 +100,7 @@ def stage(shared_stage: Stage) -> Stage:
     shared_stage.gateway.notices.logged_at.clear()
     shared_stage.gateway.presence.heard.clear()
     shared_stage.gateway.replies.forget_run(RUN)
-    shared_stage.gateway.heartbeats.passed_on(NODE, 30)
+    shared_stage.note_heartbeat()
     return shared_stage
 
 
@@ -125,9 +128,9 @@ def test_what_a_client_needs_is_let_through(stage: Stage) -> None:
     for name, body in BODIES.items():
         stage.upstream.seen.clear()
         if name == "send-node-heartbeat":
-            stage.gateway.heartbeats.forget(NODE)
+            stage.forget_heartbeat()
         answer = stage.client.post(name, body)
-        stage.gateway.heartbeats.passed_on(NODE, 30)
+        stage.note_heartbeat()
         if name != "pull-messages":
             assert answer.content == body.SerializeToString()
         assert answer.status_code == 200, name
@@ -458,7 +461,6 @@ def test_only_registered_clients_are_remembered(stage: Stage) -> None:
     stage.http.get("/health", headers=signed(KEY))
     Peer(new_node_key(), stage.http).post("pull-messages", POLL)
     assert stage.gateway.presence.heard == {}
-    stage.gateway.presence.heard["SHA256:of somebody who left"] = 0.0
     stage.client.post("pull-messages", POLL)
     assert list(stage.gateway.presence.heard) == [fingerprint(KEY.public_key())]
 
@@ -645,7 +647,7 @@ def test_a_stranger_keeps_no_place(narrow: Stage) -> None:
 def test_a_body_that_is_too_slow_is_not_waited_for(
     narrow: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("knnper.server.link.gateway._WINDOW_S", SOON)
+    monkeypatch.setattr("knnper.server.link.request_limits._WINDOW_S", SOON)
     start = head("/v1/fleet/push-object", 5_000_000, signed(KEY))
     with narrow.connected() as connection, contextlib.suppress(OSError):
         connection.sendall(start)
@@ -658,7 +660,7 @@ def test_a_body_that_is_too_slow_is_not_waited_for(
 def test_who_is_fast_enough_may_send_for_long(
     narrow: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("knnper.server.link.gateway._WINDOW_S", SOON)
+    monkeypatch.setattr("knnper.server.link.request_limits._WINDOW_S", SOON)
     pieces, piece = 20, bytes(60_000)
     start = head("/v1/fleet/push-object", pieces * len(piece), signed(KEY))
     with narrow.connected() as connection:
