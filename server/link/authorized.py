@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -160,11 +159,10 @@ def _duplicate_key(name: str, owner: str) -> str:
 
 @dataclass(frozen=True)
 class Registered:
-    """A client that may connect; ``source`` is where it was registered."""
+    """A client that may connect; ``num_train`` is the number that was fixed, if any."""
 
     name: str
     key_sha256: str
-    source: Literal["folder", "flower"]
     num_train: int | None = None
 
 
@@ -189,5 +187,5 @@ def read_roster(path: Path) -> dict[str, Registered]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path} is damaged ({error}); restore a copy, or remove it: the server "
-            "writes a new one, without clients registered with Flower's command"
+            "writes a new one"
         ) from error

@@ -1,7 +1,6 @@
 """Bring Flower's registrations in line with the folder of authorized keys."""
 
 import logging
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -28,7 +27,6 @@ from knnper.server.link.authorized import (
 )
 from knnper.server.link.superlink import control_authority
 from knnper.server.settings import ServerSettings
-from knnper.settings import is_name
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import Address, fingerprint
 
@@ -149,22 +147,41 @@ def reconcile(
     registry: ControlPort,
     roster_file: Path,
     *,
-    by_key: bool = True,
+    insecure: bool = False,
 ) -> dict[str, Registered]:
-    """Register new clients of ``folder``, unregister others, write the roster."""
+    """Register the clients of ``folder``, unregister other nodes, write the roster.
+
+    Without authentication (``insecure``) nodes have no key, and all belong to it.
+    """
     if not folder.path.is_dir():
         outcome = "registrations stay as they are"
         raise RunError(f"there is no folder {folder.path}; {outcome}")
     before = read_roster(roster_file)
-    keys, problems = folder.keys()
+    keys, key_problems = folder.keys()
     counts, count_problems = folder.counts()
-    warnings = [f"not registered: {entry}" for entry in problems]
-    for problem in [*warnings, *(f"not fixed: {entry}" for entry in count_problems)]:
-        logger.warning("%s", problem)
+    for problem in key_problems:
+        logger.warning("not registered: %s", problem)
+    for problem in count_problems:
+        logger.warning("not fixed: %s", problem)
     names = {fingerprint(key): name for name, key in keys.items()}
-    adopts = roster_file.exists() or not by_key
-    roster, removed = _unregister_removed(registry, names, counts, before, adopts)
-    registered = {entry.key_sha256 for entry in roster.values()}
+    roster: dict[str, Registered] = {}
+    removed: set[str] = set()
+    for node in registry.nodes():
+        key_sha256, name = node.key_sha256, names.get(node.key_sha256)
+        if node.status == UNREGISTERED:
+            removed.add(key_sha256)
+        elif name is not None:
+            roster[node.node_id] = Registered(name, key_sha256, counts.get(name))
+        elif insecure:
+            roster[node.node_id] = Registered(f"node-{node.node_id}", key_sha256)
+        else:
+            registry.unregister(node.node_id)
+            removed.add(key_sha256)
+            title = node.name or node.node_id
+            logger.warning(
+                "removed %s: its key is not in the folder (%s)", title, key_sha256
+            )
+    registered = {client.key_sha256 for client in roster.values()}
     for key_sha256, name in names.items():
         if key_sha256 in removed:
             message = (
@@ -173,67 +190,11 @@ def reconcile(
             logger.warning(message, name, key_sha256)
         elif key_sha256 not in registered:
             node_id = registry.register(name, keys[name])
-            roster[node_id] = _folder_entry(name, key_sha256, counts)
+            roster[node_id] = Registered(name, key_sha256, counts.get(name))
             logger.info("registered %s (%s)", name, key_sha256)
     if roster != before or not roster_file.exists():
         write_roster(roster_file, roster)
     return roster
-
-
-def _unregister_removed(
-    registry: ControlPort,
-    names: Mapping[str, str],
-    counts: Mapping[str, int],
-    before: Mapping[str, Registered],
-    adopts: bool,
-) -> tuple[dict[str, Registered], set[str]]:
-    """Unregister nodes without a key; return the others, and unregistered keys."""
-    roster: dict[str, Registered] = {}
-    removed: set[str] = set()
-    for node in registry.nodes():
-        name, known = names.get(node.key_sha256), before.get(node.node_id)
-        if node.status == UNREGISTERED:
-            removed.add(node.key_sha256)
-        elif name is not None:
-            roster[node.node_id] = _folder_entry(name, node.key_sha256, counts)
-        elif (why := _why_removed(node, known, adopts, names.values())) is not None:
-            registry.unregister(node.node_id)
-            removed.add(node.key_sha256)
-            logger.warning("%s (%s)", why, node.key_sha256)
-        else:
-            used_names = {*names.values(), *(client.name for client in roster.values())}
-            roster[node.node_id] = _adopt_node(node, used_names)
-    return roster, removed
-
-
-def _folder_entry(name: str, key_sha256: str, counts: Mapping[str, int]) -> Registered:
-    return Registered(name, key_sha256, "folder", counts.get(name))
-
-
-def _why_removed(
-    node: RegisteredNode, known: Registered | None, adopts: bool, names: Collection[str]
-) -> str | None:
-    """Return why a node without a key in the folder is removed; None to keep it."""
-    if known is not None and known.source == "folder":
-        if known.name in names:
-            return f"the key of {known.name} was replaced; the old one is revoked"
-        return f"removed {known.name}: its key is gone"
-    if known is not None or adopts:
-        return None
-    why = "it has no key in the folder, and no roster records how it was registered"
-    return (
-        f"removed {node.name or node.node_id}: {why}; to register: knnper fed register"
-    )
-
-
-def _adopt_node(node: RegisteredNode, used_names: Collection[str]) -> Registered:
-    """Make the entry of a node that was registered with Flower's command."""
-    name = node.name
-    if not is_name(name) or name in used_names:
-        name = f"node-{node.node_id}"
-        message = "%s has no name of its own (Flower calls it %r)"
-        logger.warning(message, name, node.name)
-    return Registered(name, node.key_sha256, "flower")
 
 
 @dataclass(frozen=True)

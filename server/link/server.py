@@ -186,7 +186,7 @@ class Registrar:
         self._registered: Snapshot | None = None
 
     def look(self) -> None:
-        """Request another look: Flower's command may have registered a client."""
+        """Request another look: a client may have been added just now."""
         self._requested.set()
 
     async def register(self, ca: Path | None) -> None:
@@ -219,7 +219,7 @@ class Registrar:
                 self._folder,
                 control,
                 settings.roster_file,
-                by_key=not settings.insecure,
+                insecure=settings.insecure,
             )
 
 

@@ -24,8 +24,7 @@ def roster(
 ) -> dict[str, Registered]:
     """Return who is registered, by node."""
     return {
-        str(node): Registered(name, "", "folder", fixed.get(name))
-        for node, name in names.items()
+        str(node): Registered(name, "", fixed.get(name)) for node, name in names.items()
     }
 
 

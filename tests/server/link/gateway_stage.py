@@ -31,7 +31,7 @@ from tests.server.link.peers import Peer
 
 LARGEST = 10_000_000
 KEY, NODE = new_node_key(), 7
-ROSTER = {str(NODE): Registered("site-a", fingerprint(KEY.public_key()), "folder")}
+ROSTER = {str(NODE): Registered("site-a", fingerprint(KEY.public_key()))}
 PIECE = 65_536
 
 

@@ -313,7 +313,7 @@ def test_without_authentication_nodes_register_themselves() -> None:
         assert anybody.post("pull-messages", poll).is_success
         # Who sends a reply waits until that is known here, too; and is then held to it.
         assert anybody.post("push-messages", poll).status_code == 503
-        known = Registered("any", fingerprint(anybody.key.public_key()), "flower")
+        known = Registered("any", fingerprint(anybody.key.public_key()))
         stage.clients.learn({"98": known})
         assert anybody.post("pull-messages", poll).status_code == 401
 
@@ -388,7 +388,7 @@ def test_who_may_have_been_registered_by_other_means_is_looked_for(
     def register() -> None:
         while not stage.looked:
             time.sleep(0.01)
-        client = Registered("late", fingerprint(late.key.public_key()), "flower")
+        client = Registered("late", fingerprint(late.key.public_key()))
         stage.clients.learn({**ROSTER, "8": client})
 
     registering = threading.Thread(target=register)

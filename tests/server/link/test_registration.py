@@ -53,11 +53,11 @@ class Place:
     flower: Flower
     roster: Path
 
-    def names(self) -> dict[str, str]:
-        """Return the clients after a look: sources by name."""
-        clients = reconcile(self.folder, self.flower, self.roster)
-        assert read_roster(self.roster) == clients
-        return {client.name: client.source for client in clients.values()}
+    def names(self) -> list[str]:
+        """Return the names of the registered clients, sorted, after a look."""
+        roster = reconcile(self.folder, self.flower, self.roster)
+        assert read_roster(self.roster) == roster
+        return sorted(client.name for client in roster.values())
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_a_client_comes_and_leaves_with_its_file(place: Place) -> None:
-    assert place.names() == {}
+    assert place.names() == []
     place.folder.add("site-a", public_key())
-    assert place.names() == {"site-a": "folder"}
+    assert place.names() == ["site-a"]
     place.folder.add("site-b", public_key())
-    assert place.names() == {"site-a": "folder", "site-b": "folder"}
+    assert place.names() == ["site-a", "site-b"]
     place.folder.remove("site-a")
-    assert place.names() == {"site-b": "folder"}
+    assert place.names() == ["site-b"]
     assert [node.status for node in place.flower.known] == [UNREGISTERED, "registered"]
 
 
@@ -109,7 +109,7 @@ def test_what_is_no_number_is_not_taken_for_one(place: Place, text: str) -> None
 def test_no_number_is_fixed_that_no_client_has(place: Place) -> None:
     with pytest.raises(CredentialError, match=f"found {2**53 + 1}"):
         place.folder.add("a", public_key(), 2**53 + 1)
-    assert place.names() == {}
+    assert place.names() == []
 
 
 def test_a_removed_key_does_not_come_back(
@@ -121,30 +121,30 @@ def test_a_removed_key_does_not_come_back(
     place.folder.remove("site-a")
     place.names()
     place.folder.add("site-a", key)
-    assert place.names() == {}
+    assert place.names() == []
     assert "make it another one" in caplog.text
 
 
 def test_a_name_may_get_another_key(place: Place) -> None:
     for _ in range(2):
         place.folder.add("site-a", public_key())
-        assert place.names() == {"site-a": "folder"}
+        assert place.names() == ["site-a"]
         place.folder.remove("site-a")
     assert len(place.flower.known) == 2
 
 
-def test_nodes_registered_with_flowers_command_stay(
+def test_nodes_registered_with_flowers_command_are_removed(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert place.names() == {}
     place.folder.add("site-a", public_key())
-    for name in ("by-hand", "", "../by-hand", "site-a"):
+    for name in ("by-hand", "", "site-a"):
         place.flower.register(name, public_key())
-    sources = place.names()
-    unnamed = {f"node-{2**63 + number}": "flower" for number in (1, 2, 3)}
-    assert sources == {"by-hand": "flower", "site-a": "folder", **unnamed}
-    assert caplog.text.count("no name of its own") == 3
-    assert place.names() == sources
+    assert place.names() == ["site-a"]
+    assert caplog.text.count("its key is not in the folder") == 3
+    assert [node.status for node in place.flower.known] == [
+        *[UNREGISTERED] * 3,
+        "registered",
+    ]
 
 
 def test_without_a_folder_nobody_is_removed(place: Place) -> None:
@@ -165,7 +165,7 @@ def test_unreadable_keys_are_named_and_left_out(
     (place.folder.path / "broken.pub").write_text("no key")
     (place.folder.path / "bad name.pub").write_text("no key")
     with caplog.at_level(logging.WARNING):
-        assert place.names() == {"site-a": "folder"}
+        assert place.names() == ["site-a"]
     for warning in (
         "broken.pub",
         "'bad name' cannot be",
@@ -197,20 +197,18 @@ def test_without_a_roster_a_removed_client_stays_away(
     with pytest.raises(RunError, match="damaged"):
         place.names()
     place.roster.unlink()
-    assert place.names() == {"site-b": "folder"}
+    assert place.names() == ["site-b"]
     assert "removed site-a" in caplog.text
     assert [node.status for node in place.flower.known] == [UNREGISTERED, "registered"]
-    assert place.names() == {"site-b": "folder"}
+    assert place.names() == ["site-b"]
     place.folder.add("site-a", removed)
-    assert place.names() == {"site-b": "folder"}
+    assert place.names() == ["site-b"]
 
 
-def test_without_a_roster_nodes_are_adopted_where_keys_do_not_count(
-    place: Place,
-) -> None:
-    place.flower.register("whoever", public_key())
-    clients = reconcile(place.folder, place.flower, place.roster, by_key=False)
-    assert [client.name for client in clients.values()] == ["whoever"]
+def test_without_authentication_all_nodes_are_clients(place: Place) -> None:
+    node_id = place.flower.register("any name", public_key())
+    roster = reconcile(place.folder, place.flower, place.roster, insecure=True)
+    assert [client.name for client in roster.values()] == [f"node-{node_id}"]
 
 
 @pytest.mark.parametrize("name", ["../site-a", "/tmp/site-a", "..", "", "a/b", "a\n"])
