@@ -43,8 +43,6 @@ _RETRY_S = 2.0
 _PAUSE_S = 1.0
 _CERTIFICATE_S = 5.0
 _BYTES_PER_MB = 1_000_000
-# For each connection: to the client, to Flower, and a file of its reply.
-_DESCRIPTORS = 3 * ConnectionLimits().in_all + 100
 # Part of the bytes in flight that one address, and one key, may have.
 _ADDRESS_DIVISOR, _KEY_DIVISOR = 2, 8
 
@@ -63,7 +61,7 @@ def run_server(
     """
     keep_to_owner(settings.state)
     require_plain(settings.state, but=("flwr", "runs"))
-    raise_descriptor_limit(_DESCRIPTORS)
+    raise_descriptor_limit()
     settings.authorized.mkdir(parents=True, exist_ok=True)
     with _sole_user(settings.state):
         # Refused now, rather than in the SuperLink's log.

@@ -6,7 +6,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Generator
-from types import MappingProxyType
 from typing import Any
 
 import uvicorn
@@ -17,21 +16,6 @@ from knnper.server.link.notices import Notices, limit_repeats
 from knnper.server.settings import TlsFiles
 
 _LAST_ANSWERS_SECONDS = 5
-_GOODBYE_SECONDS = 0.5
-_ADVICE = MappingProxyType(
-    {
-        "HTTP_REQUEST": "the client speaks no TLS; its settings lack `tls`",
-        "WRONG_VERSION_NUMBER": "the client speaks no TLS, or another version of it",
-        "TLSV1_ALERT_UNKNOWN_CA": "the client trusts another authority; copy this "
-        "federation's ca.crt to it",
-        "SSLV3_ALERT_BAD_CERTIFICATE": "the client does not accept the server's "
-        "certificate",
-        "SSLV3_ALERT_CERTIFICATE_EXPIRED": "to the client's clock, the server's "
-        "certificate has expired; renew it: knnper fed renew",
-        "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client does not accept the server's "
-        "certificate",
-    }
-)
 
 
 class Listener(ConnectionServer):
@@ -74,11 +58,7 @@ class Listener(ConnectionServer):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no further connections, answer pending requests, and end."""
         self._arrivals.close()
-        cutting = asyncio.create_task(self._cut_idle())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            cutting.cancel()
+        await super().shutdown(sockets)
 
     async def serve_until_cancelled(self, listening: socket.socket) -> None:
         """Serve; on cancellation, answer pending requests and end."""
@@ -98,15 +78,6 @@ class Listener(ConnectionServer):
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*pair)
         self.config.ssl.load_cert_chain(*pair)
 
-    async def _cut_idle(self) -> None:
-        """Abort idle connections that are closing and that the peer does not close."""
-        while True:
-            await asyncio.sleep(_GOODBYE_SECONDS)
-            for connection in list(self.server_state.connections):
-                transport = connection.transport
-                if transport.is_closing() and not transport.get_write_buffer_size():
-                    transport.abort()
-
 
 def _reporting_tls(notices: Notices) -> type[ssl.SSLObject]:
     """Return a TLS class that logs failed handshakes to ``notices``."""
@@ -121,7 +92,7 @@ def _reporting_tls(notices: Notices) -> type[ssl.SSLObject]:
                 raise
             except ssl.SSLError as error:
                 reason = error.reason or str(error)
-                advice = _ADVICE.get(reason, "see `knnper site doctor` on the client")
+                advice = "see `knnper site doctor` on the client"
                 notices.warn("a TLS handshake failed", reason, f"{reason} ({advice})")
                 raise
 

@@ -63,22 +63,13 @@ def flower_command(name: str) -> Path:
     return command
 
 
-def raise_descriptor_limit(needed: int) -> None:
-    """Raise this process's limit of descriptors; warn if it stays below ``needed``."""
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and connections as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     infinite = resource.RLIM_INFINITY
     allowed = _MOST_DESCRIPTORS if hard == infinite else min(hard, _MOST_DESCRIPTORS)
     if soft != infinite and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        soft = allowed
-    if soft != infinite and soft < needed:
-        logger.warning(
-            "this process may have %d files and connections open, and %d connections "
-            "at once need %d: raise its limit (ulimit -n, LimitNOFILE)",
-            soft,
-            needed // 2,
-            needed,
-        )
 
 
 def write_connection(home: Path, control: Address, ca: Path | None) -> None:

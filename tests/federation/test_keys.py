@@ -30,7 +30,7 @@ def test_a_client_keeps_its_state_with_another_key(
 
     words = ("fed", "rotate-key", federation.folder, NAME)
     federation.commands.run("rotate", KNNPER, *words)
-    server.wait_for(f"the key of {NAME} was replaced")
+    server.wait_for(f"removed {NAME}: its key is not in the folder")
     wait_until(lambda: client.written.count(IN) == 2, "the client is in again")
     command = ("fed", "client", stolen / "client.yaml", "--patience", "0")
     thief = federation.start("thief", "thief", *command)
