@@ -91,7 +91,7 @@ def test_a_user_in_two_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "chosen", "message"),
     [
-        ({}, {}, "no samples for train, test"),
+        ({}, {}, "no user_data"),
         ({"one": (images(1), [1])}, {}, "no samples for test"),
         (ADA, {"test_fraction": 0.0}, "no samples for test"),
         (ADA, {"min_samples": 11}, "no samples for train, test"),
