@@ -2,18 +2,16 @@
 
 Clients of one process share the network, and run in another order on another engine. So
 a pass may change only parameters and buffers, which are loaded before each client. The
-trial rejects networks with any other state and names that state. It also chooses the
+trial rejects networks whose outputs depend on any other state. It also chooses the
 memory format of images and convolutions with which the network's code works.
 """
 
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,10 +31,6 @@ FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 # runs of the same pass.
 _ROUNDING = 1e-3
 _NOISE = 1e-6
-# Layers with a counter of batches, which does not affect their output.
-_NORMS = (nn.modules.batchnorm._NormBase,)
-# Attributes of every module.
-_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def try_out(
@@ -304,7 +298,6 @@ def _require_stateless(
             _trained(module, inputs)
     except (*FAILURES, OwnCodeError):
         return  # the network may need more than two examples to train
-    before, attributes = _float_buffers(module), _others(module)
     outputs = []
     for run, batch in (
         *((_trained, inputs), (_trained, others), (_trained, inputs)),
@@ -312,31 +305,26 @@ def _require_stateless(
     ):
         with _kept(module, averaged):
             outputs.append(run(module, batch))
-    names = {
+    assigned = {
         name
         for name, parameter in module.named_parameters()
         if name not in memory
         or parameter is not memory[name][0]
         or parameter.data_ptr() != memory[name][1].data_ptr()
     }
-    if names:
+    if assigned:
         raise OwnCodeError(
-            f"{name} assigns {_listed(module, names)} in forward, but the optimizer "
+            f"{name} assigns {_listed(module, assigned)} in forward, but the optimizer "
             "trains the parameters that __init__ made: change values in place, as in "
             "self.weight.data.clamp_(-1, 1)"
         )
     once, _, again, last = outputs
-    # Buffers that a later pass registered or changed.
-    names = _changed(before, _float_buffers(module))
     if not (_is_close(once, again, _NOISE) and _is_close(first, last, _NOISE)):
-        names |= _changed(attributes, _others(module))
-    if names:
         raise OwnCodeError(
-            f"{name} keeps {_listed(module, names)} from one pass to the next, and its "
-            "output depends on this state: clients of one process would share it, and "
-            "aggregation would not average it. Keep state in parameters and float32 "
-            "buffers, made in __init__ by self.register_buffer(...), and take random "
-            "numbers from torch"
+            f"{name} returns other outputs in a later pass on the same inputs: clients "
+            "of one process would share the state behind it, and aggregation would "
+            "not average it. Keep state in parameters and float32 buffers, made in "
+            "__init__ by self.register_buffer(...), and take random numbers from torch"
         )
 
 
@@ -351,9 +339,14 @@ def require_constant_buffers(
     logits = _evaluated(module, inputs)
     before = _float_buffers(module)
     _evaluated(module, others)
-    if names := _changed(before, _float_buffers(module)):
+    changed = [
+        key
+        for key, buffer in _float_buffers(module).items()
+        if key not in before or not torch.equal(buffer, before[key])
+    ]
+    if changed:
         raise OwnCodeError(
-            f"{name} changes {_listed(module, names)} in evaluation mode, so that a "
+            f"{name} changes {_listed(module, changed)} in evaluation mode, so that a "
             "prediction depends on earlier predictions; change buffers only in "
             "training mode, after `if self.training`"
         )
@@ -366,60 +359,10 @@ def _listed(module: nn.Module, names: Collection[str]) -> str:
     return ", ".join(sorted(name.removeprefix(prefix) for name in names))
 
 
-def _float_buffers(module: nn.Module) -> dict[str, Any]:
+def _float_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of the floating-point buffers."""
     return {
         name: buffer.clone()
         for name, *_, buffer in _buffers(module)
         if buffer.is_floating_point()
     }
-
-
-def _others(module: nn.Module) -> dict[str, Any]:
-    """Return copies of attributes that hold numbers, and of all other buffers."""
-    copies = {
-        name: buffer.clone()
-        for name, owner, _, buffer in _buffers(module)
-        if not (buffer.is_floating_point() or isinstance(owner, _NORMS))
-    }
-    for path, owner in module.named_modules():
-        for key in vars(owner).keys() - _OF_MODULES:
-            copies[f"{path}.{key}".lstrip(".")] = _copied(vars(owner)[key])
-    return copies
-
-
-def _copied(value: Any) -> Any:
-    """Copy the numbers and texts in a value; other parts become None."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy()) if value.dtype.kind in "biuf" else None
-    if isinstance(value, bool | int | float | complex | str):
-        return value
-    if isinstance(value, list | tuple | deque):
-        return [_copied(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _copied(item) for key, item in value.items()}
-    return None
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Return the names of new and of changed values."""
-    return {
-        name
-        for name, value in after.items()
-        if name not in before or not _is_same(before[name], value)
-    }
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    if isinstance(value, Tensor) and isinstance(other, Tensor):
-        if value.shape != other.shape:
-            return False
-        is_nan = (value != value) & (other != other)
-        return bool(((value == other) | is_nan).all())
-    if isinstance(value, list) and isinstance(other, list):
-        return len(value) == len(other) and all(map(_is_same, value, other))
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and not _changed(value, other)
-    return type(value) is type(other) and bool(value == other)

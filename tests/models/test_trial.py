@@ -390,12 +390,6 @@ def in_python(network: Any, batch: Tensor) -> None:
     network.attribute.fill_(network.rate)
 
 
-def registered_late(network: Any, batch: Tensor) -> None:
-    if network.training:
-        before = getattr(network, "late", torch.zeros(6))
-        network.register_buffer("late", moved(before, batch))
-
-
 def parameter_anew(network: Any, batch: Tensor) -> None:
     network.hidden.weight = nn.Parameter(network.hidden.weight.clamp(-0.1, 0.1))
 
@@ -411,10 +405,9 @@ def parameters_memory(network: Any, batch: Tensor) -> None:
     [
         (in_evaluation, "changes mean in evaluation mode"),
         (in_evaluation_assigned, "changes cached in evaluation mode"),
-        (attribute, "keeps attribute from one pass to the next"),
-        (in_a_list, "keeps attribute, history from one pass"),
-        (in_python, "keeps attribute, rate from one pass"),
-        (registered_late, "keeps late from one pass"),
+        (attribute, "returns other outputs in a later pass"),
+        (in_a_list, "returns other outputs in a later pass"),
+        (in_python, "returns other outputs in a later pass"),
         (parameter_anew, r"assigns hidden\.weight in forward"),
         (parameters_memory, r"assigns hidden\.weight in forward"),
     ],
@@ -431,7 +424,7 @@ def test_whole_number_on_which_outputs_depend_is_refused() -> None:
         network.steps += network.training
         network.attribute = torch.full((6,), float(network.steps))
 
-    with pytest.raises(OwnCodeError, match="keeps attribute, steps from one pass"):
+    with pytest.raises(OwnCodeError, match="returns other outputs in a later pass"):
         built(lambda: Centred(kept), ROWS)
 
 
