@@ -29,7 +29,6 @@ from typing import (
 )
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from knnper.errors import ConfigError, OwnCodeError, Problem
@@ -232,15 +231,15 @@ def _translate(
     for detail in details:
         if detail["type"] == "too_short" and detail["loc"] in inner:
             continue
-        keys, parent, annotation = _resolve(settings_type, detail["loc"])
-        message = _message(detail, parent, annotation, hint)
+        keys, parent = _resolve(settings_type, detail["loc"])
+        message = _message(detail, parent, hint)
         where = ".".join(key for key in (place, *keys) if key)
         messages.setdefault(where or "document", []).append(message)
     for where, complaints in messages.items():
         yield Problem(where, ", or ".join(dict.fromkeys(complaints)))
 
 
-def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -> str:
+def _message(detail: ErrorDetails, parent: Any, hint: str) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "unexpected_keyword_argument":
         names = [field.name for field in dataclasses.fields(parent)]
@@ -258,40 +257,12 @@ def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -
     if kind == "literal_error":
         guess = nearest(str(detail["input"]), _quoted(context["expected"]))
         return f"found {value}, expected {context['expected']}; {guess}".rstrip("; ")
-    expected = _expected(kind, context, annotation)
-    if expected is None:
-        return f"found {value}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return f"found {value}, expected {expected}"
-
-
-def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str | None:
-    """Describe the expected value; None for an error without a description."""
-    if not context.keys() & _LIMITS.keys():
-        words = _EXPECTATIONS.get(kind)
-        return words and words.format(**context)
-    # The message names both limits of a number, also the limit that it respects.
-    limits = {**_limits(annotation), **context}
-    if limits.keys() == {"ge", "le"}:
-        return f"a number from {limits['ge']:.12g} to {limits['le']:.12g}"
-    ends = ((words, limits[name]) for name, words in _LIMITS.items() if name in limits)
-    return "a number " + " and ".join(f"{words} {end:.12g}" for words, end in ends)
-
-
-def _limits(annotation: object) -> dict[str, Any]:
-    """Return the limits in an annotation, by their names in `_LIMITS`."""
-    if get_origin(annotation) in (Union, UnionType):
-        members = [member for member in get_args(annotation) if member is not NoneType]
-        return _limits(members[0]) if len(members) == 1 else {}
-    if get_origin(annotation) is not Annotated:
-        return {}
-    fields = [field for field in get_args(annotation) if isinstance(field, FieldInfo)]
-    limits = [limit for field in fields for limit in field.metadata]
-    return {
-        name: getattr(constraint, name)
-        for constraint in limits
-        for name in _LIMITS
-        if hasattr(constraint, name)
-    }
+    for name, words in _LIMITS.items():
+        if name in context:
+            return f"found {value}, expected a number {words} {context[name]:.12g}"
+    if kind in _EXPECTATIONS:
+        return f"found {value}, expected {_EXPECTATIONS[kind].format(**context)}"
+    return f"found {value}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
 def _quoted(text: str) -> list[str]:
@@ -301,8 +272,8 @@ def _quoted(text: str) -> list[str]:
 
 def _resolve(
     settings_type: type[Settings], location: Sequence[str | int]
-) -> tuple[list[str], Any, object]:
-    """Return the keys in ``location`` (pydantic's), their parent and their type."""
+) -> tuple[list[str], Any]:
+    """Return the keys in ``location`` (pydantic's), and the type of the last parent."""
     keys: list[str] = []
     annotation: object = settings_type
     parent: Any = annotation
@@ -310,7 +281,7 @@ def _resolve(
         parent = _bare(annotation)
         annotation, is_key = _step(parent, part)
         keys += [str(part)] * is_key
-    return keys, parent, annotation
+    return keys, parent
 
 
 def _step(annotation: object, part: str | int) -> tuple[object, bool]:

@@ -18,7 +18,7 @@ from knnper.data.cache import (
     cached_dataset,
     state_of_files,
 )
-from knnper.data.columns import ColumnSelection, TableFile, is_any_type
+from knnper.data.columns import ColumnSelection, TableFile
 from knnper.data.dividing import (
     DividingSettings,
     FractionSettings,
@@ -36,11 +36,7 @@ from knnper.data.hub import find_hub_folder
 from knnper.data.images import EncodedImage, ImageSettings, ImageSource
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
-from knnper.reasons import Code, SafeReason
 from knnper.settings import NonNegativeInt, PositiveInt, ProperFraction
-
-# How PNG, JPEG, GIF, WebP and TIFF files begin in base64.
-_BASE64 = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "SUkqA", "TU0AK")
 
 
 def require_one_kind(settings: Any) -> None:
@@ -217,31 +213,12 @@ class ColumnSettings(ImageSettings):
             split: PictureColumn(part.table, str(self.image), self.folder(), part.rows)
             for split, part in parts.splits()
         }
-        for _, part in parts.splits():
-            column = part.table.raw[str(self.image)]
-            if is_any_type(column.type, ("string", "large_string")):
-                require_paths(part.table, str(self.image), column.to_pylist())
 
         def describe(writer: EntryWriter) -> DatasetContents:
             _write_labels(writer, parts)
             return DatasetContents(parts.class_names, client_names=parts.owners)
 
         return self.write_entry(writer, files, describe)
-
-
-def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -> None:
-    """Raise if a column of image paths holds images in base64."""
-    for at, value in enumerate(values):
-        # Paths have a suffix; base64 contains no full stop.
-        if value and value.startswith(_BASE64) and "." not in value:
-            path, row = table.place_of(at)
-            raise DataError(
-                f"{path}: found an image in base64 in the column {column!r} in row "
-                f"{row + 1}, counting from 1, expected paths of image files, or in "
-                "Parquet files' contents (binary); decode the column "
-                "(base64.b64decode)",
-                reason=SafeReason(Code.WRONG_COLUMNS),
-            )
 
 
 @dataclass(frozen=True)
@@ -264,8 +241,7 @@ class PictureColumn(Sequence[ImageSource]):
             value = value.get("path") if content is None else content
         if isinstance(value, str) and value:
             return str(self.folder / value)
-        path, row = self.table.place_of(row)
-        name = f"{path}, row {row + 1}, counting from 1,"
+        name = f"{self.table.path}, row {row + 1}, counting from 1,"
         return EncodedImage(name, value if isinstance(value, bytes) else b"")
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.data.csv_files import other_delimiter
 from knnper.data.dividing import clean_name, clean_names
 from knnper.data.features import (
     clean_features,
@@ -43,7 +42,6 @@ class TableFile:
     numbers: NDArray[np.float64]  # (n, d)
     raw: Mapping[str, Any] = field(default_factory=dict)  # unconverted Arrow columns
     class_names: tuple[str, ...] = ()  # empty if the table does not declare them
-    parts: tuple[tuple[Path, int], ...] = ()  # path and rows of concatenated tables
 
     def filled_texts(self, column: str) -> tuple[str, ...]:
         """Return the texts of a column; raise if one is empty or ``nan``."""
@@ -58,38 +56,27 @@ class TableFile:
         rows = [row for row, text in enumerate(texts) if text in missing]
         if rows:
             value = texts[rows[0]] or "nothing"
-            path, row = self.place_of(rows[0])
+            row = rows[0]
             raise DataError(
-                f"{path}: {len(rows)} rows hold {value} in the column {column!r}, the "
-                f"first of them is row {row + 1}, counting from 1; fill them in, or "
-                "leave the rows out",
+                f"{self.path}: {len(rows)} rows hold {value} in the column {column!r}, "
+                f"the first of them is row {row + 1}, counting from 1; fill them in, "
+                "or leave the rows out",
                 reason=SafeReason(Code.MISSING_VALUE, count=len(rows), row=row + 1),
             )
         return texts
 
-    def place_of(self, row: int) -> tuple[Path, int]:
-        """Return the path of the table of a row, and the row's number in it."""
-        for path, num_rows in self.parts:
-            if row < num_rows:
-                return path, row
-            row -= num_rows
-        return self.path, row
-
     def join(self, other: "TableFile") -> "TableFile":
-        """Append the rows of another table with the same columns."""
+        """Append the rows of another split with the same columns."""
         chunked = arrow("lib").chunked_array
         return replace(
             self,
+            path=self.path.with_name(f"{self.path.name}+{other.path.name}"),
             texts={name: self.texts[name] + other.texts[name] for name in self.texts},
             numbers=np.concatenate([self.numbers, other.numbers]),
             raw={
                 name: chunked([*column.chunks, *other.raw[name].chunks])
                 for name, column in self.raw.items()
             },
-            parts=(
-                *(self.parts or ((self.path, len(self.numbers)),)),
-                (other.path, len(other.numbers)),
-            ),
         )
 
     def row_names(self) -> tuple[str, ...]:
@@ -195,7 +182,7 @@ def select_number_columns(
     for name, count in Counter((*selection.other_columns, *numbers)).items():
         if find(name) not in known:
             raise DataError(
-                f"{path} has no column {name!r}; {_missing_column_hint(name, schema)}",
+                f"{path} has no column {name!r}; {alternatives(name, schema.names)}",
                 reason=SafeReason(Code.WRONG_COLUMNS),
             )
         if count > 1:
@@ -236,18 +223,6 @@ def _column_finder(schema: Any) -> Callable[[str], str]:
         return name if place is None or place[1] not in known else place[1]
 
     return find
-
-
-def _missing_column_hint(name: str, schema: Any) -> str:
-    """Return the advice in an error about a missing column."""
-    if len(schema.names) == 1:
-        other = other_delimiter(schema.names[0], ",")
-        if other is not None:
-            return (
-                f"its only column is {schema.names[0]!r}: write its files with commas "
-                f"in place of {other!r}, or read them with data.name: table"
-            )
-    return alternatives(name, schema.names)
 
 
 def _require_contents(kind: Any, name: str, path: Path) -> None:
@@ -335,11 +310,10 @@ def _column_numbers(
             numbers[:, place] = column.cast(lib.float64(), safe=False).to_numpy()
         except lib.ArrowException as error:
             # Arrow guesses the type of a column from its first rows.
-            unfit_counts = _find_non_number(column) or f"what is no number ({error})"
             raise DataError(
-                f"{path}: features must be numbers, found {unfit_counts} in the column "
-                f"{name!r}; correct it, leave the row out, or list other columns "
-                "(data.features)",
+                f"{path}: features must be numbers, found another value in the column "
+                f"{name!r} ({error}); correct it, leave the row out, or list other "
+                "columns (data.features)",
                 reason=SafeReason(Code.NOT_A_NUMBER, feature=place + 1),
             ) from error
     # Negated, so that NaN counts as unfit.
@@ -354,14 +328,3 @@ def _column_numbers(
             reason=SafeReason(Code.VALUE_NOT_ALLOWED, count=int(unfit.sum())),
         )
     return numbers
-
-
-def _find_non_number(column: Any) -> str | None:
-    """Describe the first value that is not a number, and its row."""
-    missing = {None, *arrow("csv").ConvertOptions().null_values}
-    for row, value in enumerate(column.to_pylist(), 1):
-        try:
-            float("0" if value in missing else value)
-        except (TypeError, ValueError):
-            return f"{value!r} in row {row}, counting from 1,"
-    return None

@@ -1,6 +1,7 @@
 """Diagnose CSV files that cannot be read: encoding, delimiter, quotes, row length."""
 
 import codecs
+import csv
 import re
 from pathlib import Path
 
@@ -11,7 +12,6 @@ DELIMITERS = ",;\t|"
 
 _QUOTED = re.compile(r'"[^"]*"')
 _QUOTE = b'"'
-_CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 _PART = 2**20
 _ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _BEGINNING = 4096
@@ -48,32 +48,23 @@ def encoding_problem(path: Path) -> str | None:
 
 
 def unclosed_quote(path: Path, delimiter: str) -> int | None:
-    """Return the line of an opening quote that is never closed, or None.
+    """Return the line of the row with a quote that is never closed, or None.
 
     Readers would take all following lines for one value.
     """
     with path.open("rb") as file:
+        # Quotes come in pairs, also within values.
         parts = iter(lambda: file.read(_PART), b"")
-        # Quotes come in pairs, also within values. The slow search line by line runs
-        # only if their number is odd.
         if sum(part.count(_QUOTE) for part in parts) % 2 == 0:
             return None
-        file.seek(0)
-        separator = delimiter.encode()
-        is_open, opened = False, 0
-        for number, line in enumerate(file, 1):
-            at = 0 if is_open or _QUOTE in line else -1
-            while at >= 0:
-                if not is_open and line.startswith(_QUOTE, at):
-                    is_open, opened, at = True, number, at + 1
-                if is_open:
-                    closing = _CLOSING.match(line, at)
-                    if closing is None:
-                        break
-                    is_open, at = False, closing.end()
-                at = line.find(separator, at)
-                at += at >= 0
-    return opened if is_open else None
+    with path.open(encoding="utf-8", errors="replace", newline="") as text:
+        rows, line = csv.reader(text, delimiter=delimiter, strict=True), 1
+        try:
+            for _ in rows:
+                line = rows.line_num + 1
+        except csv.Error:
+            return line
+    return None
 
 
 def header_of(path: Path) -> str:
@@ -112,12 +103,12 @@ def csv_problem(path: Path, delimiter: str, advice: str) -> str | None:
 
 
 def quote_problem(path: Path, delimiter: str) -> str | None:
-    """Describe the quote that is not closed, or return None."""
+    """Describe a quote that is not closed, or return None."""
     line = unclosed_quote(path, delimiter)
     if line is None:
         return None
     return (
-        f"the quote before a value in line {line} is not closed, so that all following "
+        f"a quote in the row from line {line} on is not closed, so that all following "
         "lines are one value; close the quote, or double it if it belongs to the value"
     )
 

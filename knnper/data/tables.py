@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from knnper.data.cache import state_of_files
-from knnper.data.column_settings import ColumnSettings, require_one_kind, require_paths
+from knnper.data.column_settings import ColumnSettings, require_one_kind
 from knnper.data.columns import (
     ColumnSelection,
     TableFile,
@@ -309,7 +309,6 @@ class SiteTableSettings(SiteSettings):
     def _inputs(self, table: TableFile, base: Path) -> SiteInputs:
         if self.image is not None:
             paths = table.filled_texts(self.image)
-            require_paths(table, self.image, paths)
             return ImageFiles(table.path.parent, paths)
         if self.text is None:
             return ArrayInputs(str(table.path), table.numbers)

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from knnper.data.cache import CentralSplit, DatasetContents, EntryWriter, cached_dataset
@@ -117,7 +116,10 @@ def hash_texts(texts: Mapping[str, str]) -> str:
 
 def _texts_in(file: TextFile) -> Mapping[str, str]:
     if file.path.suffix.lower() == ".json":
-        text_of = _parse_json(file.text(), file.path)
+        try:
+            text_of = TypeAdapter(dict[str, str]).validate_json(file.text())
+        except ValidationError as error:
+            raise DataError(f"{file.path}: expected {_PLAYS}: {error}") from error
         warn_of_merged(text_of, "speakers", str(file.path))
         texts = defaultdict[str, list[str]](list)
         for name, text in text_of.items():
@@ -130,36 +132,6 @@ def _texts_in(file: TextFile) -> Mapping[str, str]:
             "such as 'HAMLET. To be', 'HAMLET: To be' or 'First Lord:' above the speech"
         )
     return speeches
-
-
-def _parse_json(text: str, path: Path) -> Mapping[str, str]:
-    try:
-        document = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise DataError(f"{path}: found {_kind_of(document)}, expected {_PLAYS}")
-    for name, content in document.items():
-        if not isinstance(content, str):
-            raise DataError(
-                f"{path}: found {_kind_of(content)} under {name!r}, expected one text "
-                "for each speaker; join its parts"
-            )
-    return document
-
-
-def _kind_of(value: object) -> str:
-    kinds = {dict: "an object", list: "a list", bool: "a truth value", str: "a text"}
-    return "null" if value is None else kinds.get(type(value), "a number")
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    unique: dict[str, object] = {}
-    for name, text in pairs:
-        if name in unique:
-            raise ValueError(f"{name!r} occurs more than once; put its texts into one")
-        unique[name] = text
-    return unique
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def memory(place: str, value: object, message: str) -> tuple[str, Any, str, str]
             "capacity", "al", "a whole number, or found \"al\", expected 'all'; did"
         ),
         memory("note", 3, "expected text"),
-        memory("knn_weights.1", [0, 2], "found 2, expected a number from 0 to 1"),
+        memory("knn_weights.1", [0, 2], "found 2, expected a number of at most 1"),
         memory("approximate", 1, "expected true or false"),
         ("run", CLUSTER | {"engine": "serial"}, "run.ray_address", "expected null"),
         ("run", CLUSTER | {"num_workers": 4}, "run.num_workers", "expected null"),

@@ -49,7 +49,7 @@ def test_line_breaks_where_a_block_ends(tmp_path: Path) -> None:
 def test_an_unclosed_quote_is_refused(tmp_path: Path) -> None:
     for torn in ('3,1,"ill\n', '"3,1,ill\n'):
         content = ROWS + torn + "4,1,well\n" * 3
-        with pytest.raises(DataError, match=r"before a value in line 4 is not closed"):
+        with pytest.raises(DataError, match=r"in the row from line 4 on is not closed"):
             read(tmp_path / "a.csv", content)
     # Within a value, a quote is a character as any other.
     table = read(tmp_path / "a.csv", ROWS + '3,1,5" pipe\n')

@@ -37,7 +37,7 @@ def test_text_behind_the_part_that_types_are_guessed_from(tmp_path: Path) -> Non
     lines[59_000] = f",1.25,{'f' * 20}"
     path = csv_of(tmp_path, "\n".join(["a,b,y", *lines, "n.k.,1.25,f"]))
     assert path.stat().st_size > 1 << 20
-    expected = r"found 'n\.k\.' in row 60001, counting from 1, in the column 'a'"
+    expected = r"found another value in the column 'a' \(.*n\.k\."
     with pytest.raises(DataError, match=expected):
         read(path)
     assert read(path, "b").numbers.shape == (60_001, 1)
