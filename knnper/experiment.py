@@ -23,6 +23,9 @@ from knnper.settings import (
     is_reference,
 )
 
+Augmentation = Literal["none", "flip", "crop_flip"]
+Precision = Literal["float32", "bfloat16"]
+
 
 @dataclass(frozen=True)
 class ConstantSchedule(Settings):
@@ -179,8 +182,6 @@ class UtilitySelection(Settings):
 
 Selection = Annotated[UniformSelection | UtilitySelection, Field(discriminator="name")]
 Timing = Annotated[SynchronousTiming | BufferedTiming, Field(discriminator="name")]
-Augmentation = Literal["none", "flip", "crop_flip"]
-Precision = Literal["float32", "bfloat16"]
 Schedule = Annotated[ConstantSchedule | MultiStepSchedule, Field(discriminator="name")]
 
 

@@ -46,6 +46,9 @@ from knnper.strategies.core.averaging import Updates, average_weights, denominat
 from knnper.strategies.core.records import Record
 from knnper.strategies.hypcluster import ClusterMethod, ClusterModels, ClusterUpdate
 
+_SAME_DIRECTION = 1 - 1e-6  # cosines closer to 1 differ by rounding of float32 only
+_SLICE = 2**13  # coordinates of each vector in float64 at once
+
 
 @dataclass(frozen=True)
 class ClusteredFLSettings(Settings):
@@ -82,9 +85,6 @@ class ClustersState(Record):
 
 
 Replies = Sequence[tuple[str, ClusterUpdate]]
-
-_SAME_DIRECTION = 1 - 1e-6  # cosines closer to 1 differ by rounding of float32 only
-_SLICE = 2**13  # coordinates of each vector in float64 at once
 
 
 class ClusteredFL(ClusterMethod):

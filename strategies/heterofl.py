@@ -59,6 +59,8 @@ from knnper.strategies.core.records import ModelState, ModelUpdate, Record
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import local_sgd
 
+_MULTIPLYING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
 
 @dataclass(frozen=True)
 class HeteroFLSettings(Settings):
@@ -108,9 +110,6 @@ class HeteroFLSettings(Settings):
                 f"found {len(self.shares)} shares, expected one for each of the "
                 f"{len(self.widths)} widths, or none for equal shares"
             )
-
-
-_MULTIPLYING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)

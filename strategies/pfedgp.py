@@ -52,6 +52,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(20)
 _SMALLEST = 1e-12  # a variance, or a probability
 _SMALL_TILT = 1e-3
 _QUERIES_AT_ONCE = 1024
+GPKernelName = Literal["rbf", "linear"]
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,6 @@ def _two_means(points: Tensor) -> Tensor:
         if torch.equal(centers, before):
             break
     return is_left
-
-
-GPKernelName = Literal["rbf", "linear"]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ _LOG = logging.getLogger(__name__)
 
 # Zero-width space, word joiner and byte order mark: str.split does not split at them.
 _INVISIBLE = dict.fromkeys(map(ord, "\u200b\u2060\ufeff"))
+Split: TypeAlias = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +66,6 @@ def mark_tested(count: int, user: str, settings: DividingSettings) -> NDArray[np
     mask = np.zeros(count, dtype=bool)
     mask[places[count - num_tested :]] = True
     return mask
-
-
-Split: TypeAlias = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -214,9 +213,6 @@ def warn_of_merged(names: Iterable[str], kind: str, source: str) -> None:
             f"{source}: {kind} with names that differ from others only in white space "
             f"or Unicode form are merged with those: {num_merged}",
         )
-
-
-_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 
 def are_whole_numbers(values: Iterable[str]) -> bool:

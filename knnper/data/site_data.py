@@ -48,6 +48,12 @@ ImageShape = tuple[PositiveInt, PositiveInt, PositiveInt]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 ClassName = Annotated[str, AfterValidator(clean_name), Field(min_length=1)]
 FeatureName = Annotated[str, Field(min_length=1)]
+MOST_NUMBERS = 2**26
+"""Largest number of values of an input: 4,700 x 4,700 colour pixels, 256 MB float32."""
+_TASK_KEYS = ("spec", "class_names", "feature_names")
+InputForm = tuple[tuple[int, int, int], InputDtype]
+"""Shape of one input, and type."""
+_NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,6 @@ class SiteTask:
 
     def __post_init__(self) -> None:
         require_input_size(self.spec)
-
-
-MOST_NUMBERS = 2**26
-"""Largest number of values of an input: 4,700 x 4,700 colour pixels, 256 MB float32."""
 
 
 def require_input_size(spec: InputSpec) -> None:
@@ -179,9 +181,6 @@ def parse_task(document: Mapping[str, Any], source: str) -> SiteTask:
     return task
 
 
-_TASK_KEYS = ("spec", "class_names", "feature_names")
-
-
 def _require_unique(setting: str, names: Sequence[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -273,10 +272,6 @@ class SiteSettings(LabelSettings, ABC):
         """Collect the examples; paths are relative to ``base``."""
 
 
-InputForm = tuple[tuple[int, int, int], InputDtype]
-"""Shape of one input, and type."""
-
-
 class ReadInputs(NamedTuple):
     """Inputs in memory."""
 
@@ -319,9 +314,6 @@ class CollectedExamples:
     num_ignored: int = 0  # files beside the images with other suffixes
     warnings: tuple[str, ...] = ()  # sentences without full stop
     feature_names: tuple[str, ...] = ()  # of rows of features; may be empty
-
-
-_NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
 
 
 @dataclass(frozen=True, eq=False)

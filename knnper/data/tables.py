@@ -45,6 +45,7 @@ _CSV = (".csv", ".tsv", ".txt")
 _LARGEST_BLOCK = 2**31 - 1
 _ELSEWHERE = (".json", ".jsonl", ".arrow", ".feather")
 _DELIMITER_ADVICE = "set data.delimiter: {!r}"
+_Names = tuple[str, ...]
 
 
 def read_table(
@@ -91,9 +92,6 @@ def _explain(error: Exception, path: Path, delimiter: str | None) -> DataError:
         return wrong_row
     message = f"{path} cannot be read as a table: {problem or error}"
     return DataError(message, reason=reason)
-
-
-_Names = tuple[str, ...]
 
 
 def _reader(

@@ -16,6 +16,8 @@ AnyUpdate = TypeVar("AnyUpdate")
 
 Updates = Iterable[tuple[str, AnyUpdate]]
 """A stream of ``(client_id, update)`` in client order that can be read once."""
+_SLICE = 2**18
+"""Coordinates processed at once, which bounds the memory beside the updates."""
 
 
 class RunningMean:
@@ -113,10 +115,6 @@ def mean_in_parts(
     """
     weights = _mean(updates).result_float64()
     return weights[:num_parameters], weights[num_parameters:].float()
-
-
-_SLICE = 2**18
-"""Coordinates processed at once, which bounds the memory beside the updates."""
 
 
 def median(updates: Sequence[ModelUpdate]) -> Tensor:

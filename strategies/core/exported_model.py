@@ -42,6 +42,12 @@ from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
 from knnper.weight_files import LAYOUT, VECTOR, WEIGHTS, Layout, read_layout
 
+SOURCE = "sha256 of the source"  # key in the section ``model`` for a user's own model
+FORMAT = 1  # of the folder of an exported model
+DESCRIPTION = "model.json"
+MOST_FROZEN = 2**28
+"""The most frozen numbers of a network beside its file of weights; 1 GB as float32."""
+
 
 class ModelError(KnnPerError):
     """A global model is missing, damaged, or not the expected one."""
@@ -107,11 +113,6 @@ class ModelCard:
 
 
 CARD = TypeAdapter(ModelCard)
-SOURCE = "sha256 of the source"  # key in the section ``model`` for a user's own model
-FORMAT = 1  # of the folder of an exported model
-DESCRIPTION = "model.json"
-MOST_FROZEN = 2**28
-"""The most frozen numbers of a network beside its file of weights; 1 GB as float32."""
 
 
 def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:

@@ -44,6 +44,17 @@ UpdateProblem = Callable[[Any, Any], str | None]
 
 Origin = Callable[[Any, Any], Mapping[str, Tensor]]
 """``(payload, update) -> tensors`` from which the update's tensors started, by path."""
+_OF_THE_METHOD = (
+    "num_rounds",
+    "serves_global_model",
+    "personalizes_by_inference",
+    "state_type",
+    "payload_type",
+    "update_type",
+    "client_state_type",
+    "update_problem",
+    "started_from",
+)
 
 
 @dataclass(frozen=True)
@@ -296,19 +307,6 @@ def origins(method: Method, payload: Any, update: Any) -> Mapping[str, Tensor]:
     if method.started_from is not None:
         return method.started_from(payload, update)
     return tensors_of(payload)
-
-
-_OF_THE_METHOD = (
-    "num_rounds",
-    "serves_global_model",
-    "personalizes_by_inference",
-    "state_type",
-    "payload_type",
-    "update_type",
-    "client_state_type",
-    "update_problem",
-    "started_from",
-)
 
 
 class Personalizer(Method):

@@ -91,7 +91,9 @@ def test_images_of_validation_data(tmp_path: Path) -> None:
 def test_an_error_names_the_splits_and_the_row_in_them(tmp_path: Path) -> None:
     validation = rows(8, 4, kind=["a", "b", None, "b"])
     path = saved(tmp_path, train=rows(0, 8), validation=validation)
-    with pytest.raises(DataError, match=r"own/train\+validation: 1 rows .* is row 11, c"):
+    with pytest.raises(
+        DataError, match=r"own/train\+validation: 1 rows .* is row 11, c"
+    ):
         loaded(path)
 
 
