@@ -119,7 +119,7 @@ def test_listings_run(
         small = "num_rounds=1, partition__num_clients=10, progress=False"
         code = re.sub(r"num_rounds=5", small, listing)
         exec(compile(code, PAGE, "exec"), names)
-    neighbors = names["found"]
+    neighbors = names["neighbors"]
     assert (
         neighbors.names.shape
         == neighbors.labels.shape
