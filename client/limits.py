@@ -149,13 +149,6 @@ class Answers:
         limit = self._limit(kind)
         return math.inf if limit is None else limit - _count(kind, answers)
 
-    def summary(self, kind: Kind, answers: Sequence[Answer]) -> str:
-        """Describe how many answers of a kind were given, and how many are allowed."""
-        limit, days = self._limit(kind), self.client.limits.days
-        window = f"in {days} days" if days else "in all"
-        allowed = "any number" if limit is None else limit
-        return f"{_count(kind, answers)} of {allowed} {window} (limits.{kind}_rounds)"
-
     def numbers(self, kind: Kind, answers: Sequence[Answer]) -> dict[str, SafeField]:
         """Return the numbers of a limit as fields of a reason."""
         days = self.client.limits.days

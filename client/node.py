@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import httpx
 
 from knnper.client.activation import Activation, locked
-from knnper.client.doctor import GATEWAY, server_checks
 from knnper.client.flower_node import (
     Hooks,
     RunnerOptions,
@@ -35,6 +34,7 @@ from knnper.client.flower_node import (
 from knnper.client.node_log import WaitLog
 from knnper.client.plain_node import serve_plainly
 from knnper.client.refusal import NotAcceptedError, Refusal, RetryPolicy
+from knnper.client.server_checks import GATEWAY, server_checks
 from knnper.client.settings import ClientSettings
 from knnper.errors import CredentialError, RunError
 from knnper.transport.credentials import fingerprint, read_node_key

@@ -1,10 +1,8 @@
 """What the doctor finds at a client: its own machine, then the server."""
 
-import hashlib
 import json
-import os
 import socket
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,9 +10,9 @@ from typing import cast
 import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from knnper.client.activation import Activation, holder, locked
+from knnper.client.activation import Activation, locked
 from knnper.client.doctor import client_checks
-from knnper.client.limits import Answer, Answers, note_refusal
+from knnper.client.limits import note_refusal
 from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client
 from knnper.client.site import installer_of
@@ -105,40 +103,18 @@ def test_a_token_that_others_can_read(file: Path, folder: Path, free_port: str) 
     told(look(file, "service", free_port), PROBLEM, mend=f"chmod 600 {token}")
 
 
-def test_limits_and_what_is_left_of_them(file: Path) -> None:
-    finding = look(file, "limits", "limits.models=[mlp]")
-    for words in ("at least 32 examples", "any method", "mlp model", "0 of 1000"):
-        told(finding, OK, words)
-    now = datetime.now(UTC)
-    Answers(read_client(file)).note(Answer(now, 1, "e", "training"))
-    finding = look(file, "limits", "limits.training_rounds=1")
-    told(finding, WARNING, "1 of 1 in 30 days", "limits.training_rounds")
-    quiet = look(file, "limits", "share_metrics=false", "train=false")
-    for words in ("no metrics", "no training"):
-        told(quiet, OK, words)
-
-
-def test_what_an_experiment_may_use_of_the_sites_own(file: Path) -> None:
-    told(look(file, "own code"), OK, "an experiment may use none")
-    code = "own_code={folder: code, allowed: ['ours_for_doctor:loss']}"
-    told(look(file, "own code", code), PROBLEM, "found no module 'ours_for_doctor'")
-    (file.parent / "code").mkdir()
-    source = "def loss(logits, labels):\n    return logits.sum()\n"
-    (file.parent / "code" / "ours_for_doctor.py").write_text(source)
-    digest = hashlib.sha256(f"ours_for_doctor.py\n{source}".encode()).hexdigest()
-    told(look(file, "own code", code), OK, f"ours_for_doctor:loss {digest[:12]}")
-    told(look(file, "own code", "pretrained={mlp: none.pt}"), PROBLEM, "there is no /")
-
-
-def kept(file: Path) -> list[Finding]:
-    """Return what is found of the model, and of the memory if that makes sense."""
-    found = {one.subject: one for one in client_checks(read_client(file))}
-    checks = [found[one] for one in ("folder", "model", "memory")]
-    return [one.finding for one in examine(checks)][1:]
+def kept(file: Path) -> Finding:
+    """Return the finding about the model and its memory, once the folder is checked."""
+    checks = [
+        check
+        for check in client_checks(read_client(file))
+        if check.subject in ("folder", "model")
+    ]
+    return examine(checks)[1].finding
 
 
 def test_a_folder_that_is_nobodys_yet(file: Path, folder: Path) -> None:
-    for subject in ("folder", "node", "refusals"):
+    for subject in ("folder", "refusals"):
         told(look(file, subject), OK)
     told(look(file, "model"), SKIPPED)
     assert not folder.exists()
@@ -156,15 +132,6 @@ def test_the_folder_of_another_client_or_key(file: Path, folder: Path) -> None:
     write_node_key(folder.parent / "site-a.key", new_node_key())
     SiteState(folder, NAME, fingerprint(new_node_key().public_key()))
     told(owner(client(folder.parent, tls=True)), PROBLEM, mend="bring the key back")
-
-
-def test_a_running_node_is_seen_and_not_disturbed(file: Path, folder: Path) -> None:
-    with locked(folder):
-        told(look(file, "node"), OK, f"runs (process {os.getpid()})")
-    assert holder(folder) is None
-    with locked(folder):
-        Activation.of(folder).note(7)
-    told(look(file, "node"), WARNING, "did not leave in order")
 
 
 def test_refusals_are_told(file: Path, folder: Path) -> None:
@@ -188,11 +155,10 @@ def test_a_refusal_from_before_the_model_is_past(
 def test_a_model_and_a_memory_as_they_should_be(
     file: Path, site_state: SiteState
 ) -> None:
-    model, memory = kept(file)
-    told(model, OK, MODEL.fingerprint[:12])
-    told(memory, OK, "50 examples, embedded by")
+    told(kept(file), OK, MODEL.fingerprint[:12])
+    told(kept(file), OK, "50 examples, embedded by it")
     site_state.folder.store.rename(site_state.folder.path / "gone")
-    told(kept(file)[1], WARNING)
+    told(kept(file), WARNING, "there is no memory")
 
 
 def test_the_served_model_is_missing_damaged_or_another(
@@ -203,15 +169,13 @@ def test_the_served_model_is_missing_damaged_or_another(
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    told(kept(file)[0], PROBLEM, "it was damaged or replaced")
+    told(kept(file), PROBLEM, "it was damaged or replaced")
     folder.rename(site_state.folder.path / "elsewhere")
-    model, memory = kept(file)
-    told(model, PROBLEM, "not in", "knnper site onboard --model FOLDER")
-    told(memory, SKIPPED)
+    told(kept(file), PROBLEM, "not in", "knnper site onboard --model FOLDER")
     save_model(folder, other)
     found = f"found {other.fingerprint[:12]}"
     for words in (f"expected the model {MODEL.fingerprint[:12]}", found):
-        told(kept(file)[0], PROBLEM, words)
+        told(kept(file), PROBLEM, words)
 
 
 def test_a_memory_of_another_model(file: Path, site_state: SiteState) -> None:
@@ -220,10 +184,9 @@ def test_a_memory_of_another_model(file: Path, site_state: SiteState) -> None:
     text = site_state.folder.serving.read_text()
     changed = text.replace(MODEL.fingerprint, other.fingerprint)
     write_atomically(site_state.folder.serving, changed)
-    model, memory = kept(file)
-    told(model, OK)
-    told(memory, PROBLEM, mend="start knnper site serve")
-    assert other.fingerprint[:12] in memory.expected
+    finding = kept(file)
+    told(finding, PROBLEM, MODEL.fingerprint[:12], "start knnper site serve")
+    assert other.fingerprint[:12] in finding.expected
 
 
 def test_a_folder_that_others_can_look_into(file: Path, folder: Path) -> None:

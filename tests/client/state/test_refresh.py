@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from knnper.client.data_changes import DataChanges
-from knnper.client.doctor import client_checks
 from knnper.client.onboarding import onboard, refresh
 from knnper.client.served_model import open_served
 from knnper.client.settings import ClientSettings, read_client
@@ -22,7 +21,6 @@ from knnper.data.site import open_site
 from knnper.datastore.examples import NewExamples, Selection, StoreFullError
 from knnper.datastore.store import Store, open_store
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.transport.diagnosis import Finding, Verdict
 from tests.client.state.small_site import (
     TASK,
     feature_model,
@@ -188,19 +186,6 @@ def test_new_examples_are_remembered_and_those_tested_on_are_not(
         assert set(nearest) <= set(stored)
         assert len(set(nearest) & wanted) > 0
     assert not refresh(site.settings).changes
-
-
-def test_the_doctor_says_that_the_data_has_changed(site: Site) -> None:
-    def memory() -> Finding:
-        checks = {check.subject: check for check in client_checks(site.settings)}
-        return checks["memory"].look()
-
-    assert memory().verdict is Verdict.OK
-    site.data.put(site.number_in("train"), 77)
-    found = memory()
-    assert found.verdict is Verdict.WARNING
-    assert found.found.endswith("the data has changed since: 1 changed")
-    assert found.fix == f"knnper site refresh {site.settings.file}"
 
 
 def test_a_changed_example_is_replaced(site: Site) -> None:
