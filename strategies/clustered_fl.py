@@ -192,7 +192,7 @@ def cosines(vectors: Tensor) -> Tensor:
 
 
 def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], float]:
-    """Split members in two so that the largest similarity across the parts is smallest.
+    """Split two or more members so that the largest similarity across parts is smallest.
 
     Returns the positions of the members of each part, none empty, with position 0 in
     the first, and α_cross, the largest similarity of two members in different parts.
@@ -205,8 +205,6 @@ def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], flo
     α_cross, and the cut has the smallest similarity of all steps.
     """
     num_members = len(similarities)
-    if num_members < 2:
-        raise ValueError(f"expected at least 2 members to split, found {num_members}")
     order, gains = [0], []
     closeness = similarities[0].clone()
     for _ in range(num_members - 1):

@@ -331,36 +331,38 @@ def fit_classifier(
     return TreeClassifier(len(labels), num_classes, tree, nodes)
 
 
-@dataclass(frozen=True)
-class Levels:
-    """A tree as a table: branch and inner node of each class on each level."""
+def levels_of(
+    tree: ClassTree, num_classes: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the branch and the inner node of each class on each level of a tree.
 
-    # 1 left, -1 right, 0 below the leaf: float64 of shape (depth, num_classes).
-    signs: Tensor
-    nodes: Tensor  # number of the inner node, int64 of shape (depth, num_classes)
-
-
-def levels_of(tree: ClassTree, num_classes: int, device: torch.device) -> Levels:
-    """Make the table of ``tree`` on ``device``."""
+    The branch is 1 left, -1 right and 0 below the leaf, float64; the node is its
+    number, int64; both of shape (depth, num_classes).
+    """
     signs = torch.zeros(tree.depth, num_classes, dtype=torch.float64)
     nodes = torch.full((tree.depth, num_classes), -1)
     for number, split in enumerate(tree.splits):
         signs[split.depth] += split.signs(num_classes)
         nodes[split.depth, [*split.left, *split.right]] = number
-    return Levels(signs.to(device), nodes.to(device))
+    return signs.to(device), nodes.to(device)
 
 
 def predictive_losses(
-    levels: Levels, covariance: Tensor, labels: Tensor, num_iterations: int
+    class_signs: Tensor,
+    class_nodes: Tensor,
+    covariance: Tensor,
+    labels: Tensor,
+    num_iterations: int,
 ) -> Tensor:
     """Return -Σ log p(branch) over the nodes on the path to each label, shape (n,).
 
     Each branch is predicted from the other examples below the same node. Nodes of a
     level share no example. They are therefore solved as one Gaussian process with zero
     covariance between nodes, and all levels as one batch. Below its leaf a label has
-    sign 0, so it adds nothing, whatever its node.
+    sign 0, so it adds nothing, whatever its node. ``class_signs`` and ``class_nodes``
+    are those of `levels_of`.
     """
-    signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
+    signs, nodes = class_signs[:, labels], class_nodes[:, labels]
     same_node = nodes[:, :, None] == nodes[:, None, :]
     node_posterior = posterior(covariance * same_node, signs, num_iterations)
     mean, variance = node_posterior.left_out()
@@ -406,13 +408,6 @@ class SharedNetwork(Record):
     network: Tensor  # φ and the initial head, shape (num_weights,)
 
 
-@dataclass(frozen=True)
-class GaussianProcessPredictor(HeadPredictor):
-    """Serves a client's Gaussian processes on φ."""
-
-    head: TreeClassifier
-
-
 class PFedGP(Method):
     """A shared network, with Gaussian processes on it as each client's classifier."""
 
@@ -446,14 +441,14 @@ class PFedGP(Method):
     ) -> ModelUpdate:
         embeddings = self.task.embed(payload.network, data.train.images)
         tree = class_tree(embeddings, data.train.labels)
-        levels = levels_of(tree, self._num_classes, self.task.model.device)
+        signs, nodes = levels_of(tree, self._num_classes, self.task.model.device)
         num_iterations = self.settings.num_iterations
 
         def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             """Return -log p(y | x, the rest of the mini-batch) of each example."""
             points = module.embed(inputs)
             covariance = self._kernel.matrix(points, points)
-            return predictive_losses(levels, covariance, labels, num_iterations)
+            return predictive_losses(signs, nodes, covariance, labels, num_iterations)
 
         trained = local_sgd(
             self.task,
@@ -473,13 +468,13 @@ class PFedGP(Method):
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
-    ) -> GaussianProcessPredictor:
+    ) -> HeadPredictor:
         network, (train, held_out) = payload.network, (data.train, data.validation)
         of_train = self.task.embed(network, train.images)
         of_both = torch.cat([of_train, self.task.embed(network, held_out.images)])
         settings = self.settings
 
-        def fitted(embeddings: Tensor, labels: Tensor) -> GaussianProcessPredictor:
+        def fitted(embeddings: Tensor, labels: Tensor) -> HeadPredictor:
             chosen, most = torch.arange(len(labels)), settings.max_examples
             if len(labels) > most:
                 generator = rng.child("examples").numpy()
@@ -493,7 +488,7 @@ class PFedGP(Method):
                 settings.num_iterations,
             )
             size = {"num_gp_examples": float(head.num_examples)}
-            return GaussianProcessPredictor(self.task, network, head, size)
+            return HeadPredictor(self.task, network, head, size)
 
         served = fitted(of_both, torch.cat([train.labels, held_out.labels]))
         alone = (lambda: fitted(of_train, train.labels)) if len(held_out) else None

@@ -414,8 +414,8 @@ class Compressed(Personalizer):
     def _rebuilt(self, update: CompressedUpdate, coded: Mapping[str, Tensor]) -> Any:
         parts = Parts({**update.whole, **coded}, update.structure)
         rebuilt: Any = put_together(self.method.update_type, parts)
-        counts = update.num_examples, update.train_loss
-        return replace(rebuilt, num_examples=counts[0], train_loss=counts[1])
+        num_examples, train_loss = update.num_examples, update.train_loss
+        return replace(rebuilt, num_examples=num_examples, train_loss=train_loss)
 
     def _own(self, state: Any) -> Any:
         """Return the method's own client state."""

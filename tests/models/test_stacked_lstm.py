@@ -12,8 +12,8 @@ from knnper.models import build_model
 from knnper.networks import StackedLstm, StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
+from knnper.strategies.core.blocks import layers
 from knnper.strategies.core.sharing import first_layers
-from knnper.strategies.fedbasis import layers
 
 SPEC = InputSpec((1, 1, 6), 4, (), (), dtype="token")
 SMALL = StackedLstmSettings(character_dim=3, hidden_dim=5)

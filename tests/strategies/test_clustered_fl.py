@@ -262,11 +262,6 @@ def test_no_bipartition_is_better(entries: list[int]) -> None:
     assert crossing == largest_crossing(similarities, set(first))
 
 
-def test_one_member_cannot_be_parted() -> None:
-    with pytest.raises(ValueError, match="expected at least 2 members"):
-        bipartition(torch.ones(1, 1))
-
-
 def test_cosines_by_hand() -> None:
     vectors = torch.tensor([[3.0, 4.0], [6.0, 8.0], [-4.0, 3.0], [0.0, 0.0]])
     expected = [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]

@@ -16,10 +16,9 @@ from knnper.embedding_model import EmbeddingModel
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import HeadPredictor, Task
 from knnper.strategies.pfedgp import (
     ClassTree,
-    GaussianProcessPredictor,
     GPKernel,
     GPKernelName,
     PFedGP,
@@ -240,14 +239,14 @@ def points(seed: int = 5) -> Tensor:
 
 
 def test_levels_by_hand() -> None:
-    levels = levels_of(TREE, 5, CPU)
-    assert levels.signs.tolist() == [[1, -1, 0, 1, -1], [-1, 1, 0, 1, -1]]
-    assert levels.nodes.tolist() == [[0, 0, -1, 0, 0], [1, 2, -1, 1, 2]]
+    signs, nodes = levels_of(TREE, 5, CPU)
+    assert signs.tolist() == [[1, -1, 0, 1, -1], [-1, 1, 0, 1, -1]]
+    assert nodes.tolist() == [[0, 0, -1, 0, 0], [1, 2, -1, 1, 2]]
 
 
 def test_the_loss_is_the_sum_over_the_nodes_each_solved_alone() -> None:
     covariance = RBF.matrix(points(), points())
-    losses = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 6)
+    losses = predictive_losses(*levels_of(TREE, 5, CPU), covariance, LABELS, 6)
     expected = torch.zeros(len(LABELS), dtype=torch.float64)
     for split in TREE.splits:
         signs = split.signs(5)[LABELS]
@@ -261,7 +260,7 @@ def test_the_loss_is_the_sum_over_the_nodes_each_solved_alone() -> None:
 def test_representations_that_are_zero_have_a_gradient() -> None:
     embeddings = torch.zeros(8, 2, dtype=torch.float64, requires_grad=True)
     covariance = GPKernel("linear", 1.0, 1.0).matrix(embeddings, embeddings)
-    losses = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 3)
+    losses = predictive_losses(*levels_of(TREE, 5, CPU), covariance, LABELS, 3)
     losses.sum().backward()  # type: ignore[no-untyped-call]
     assert embeddings.grad is not None
     assert bool(torch.isfinite(embeddings.grad).all())
@@ -423,13 +422,13 @@ def test_the_network_moves_and_the_head_stays() -> None:
 
 def served(
     task: Task, data: ClientData, settings: PFedGPSettings | None = None, seed: int = 3
-) -> GaussianProcessPredictor:
+) -> HeadPredictor:
     method = PFedGP(task, settings or PFedGPSettings())
     payload = method.broadcast(
         SharedNetwork(task.initial_weights), UNSEEN_CLIENT, RandomKey(2)
     )
     predictor = method.personalize(payload, None, data, RandomKey(seed))
-    assert isinstance(predictor, GaussianProcessPredictor)
+    assert isinstance(predictor, HeadPredictor)
     return predictor
 
 
