@@ -192,7 +192,7 @@ def cosines(vectors: Tensor) -> Tensor:
 
 
 def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], float]:
-    """Split two or more members so that the largest similarity across parts is smallest.
+    """Split two or more members with the smallest largest similarity across parts.
 
     Returns the positions of the members of each part, none empty, with position 0 in
     the first, and α_cross, the largest similarity of two members in different parts.
