@@ -103,6 +103,7 @@ def sweep(tmp_path: Path, *arguments: str, **changes: Any) -> Any:
     return CliRunner().invoke(app, command)
 
 
+@pytest.mark.integration
 def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
     wrong = sweep(tmp_path, x="lost")
     assert wrong.exit_code == 2
@@ -186,6 +187,7 @@ def report(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
+@pytest.mark.integration
 def test_all_files(runs: list[Path]) -> None:
     files = ("--html", "out/report.html", "--csv", "table.csv", "--figures", "charts")
     made = report(*runs, *files, "--markdown")
@@ -201,6 +203,7 @@ def test_all_files(runs: list[Path]) -> None:
     assert Path("charts/weights.pdf").is_file()
 
 
+@pytest.mark.integration
 def test_a_file_that_cannot_be_written(runs: list[Path]) -> None:
     Path("file").write_text("")
     for option, message in (

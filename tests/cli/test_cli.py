@@ -210,6 +210,7 @@ def test_a_failed_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None
     refused(1, "(2, 4, 5), found 3", *resume, "--from-round", "3")
 
 
+@pytest.mark.integration
 def test_a_run_goes_back_to_an_older_round(experiment: Path) -> None:
     serial = ("--engine", "serial", "--set", "training.num_rounds=3", "--json")
     first = run("simulate", experiment, *serial)

@@ -285,6 +285,7 @@ def working(
             pipe.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "kind", ["small", pytest.param("large", marks=pytest.mark.slow)]
 )

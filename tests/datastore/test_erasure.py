@@ -43,7 +43,12 @@ def drop(store: Store, folder: Path, ids: Ids) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "index", ["flat", "graph", pytest.param("scalar", marks=pytest.mark.slow)]
+    "index",
+    [
+        "flat",
+        pytest.param("graph", marks=pytest.mark.integration),
+        pytest.param("scalar", marks=pytest.mark.slow),
+    ],
 )
 def test_deletion_erases_all_bytes(tmp_path: Path, index: str) -> None:
     folder = tmp_path / "store"

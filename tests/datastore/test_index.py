@@ -236,7 +236,11 @@ def test_write_reports_a_full_disk(kind: IndexSettings) -> None:
         (FlatSettings(), 1.0),
         (HALF, 0.995),
         (SCALAR, 0.95),
-        (FactorySettings("PQ16x6", train_size=256), 0.5),
+        pytest.param(
+            FactorySettings("PQ16x6", train_size=256),
+            0.5,
+            marks=pytest.mark.integration,
+        ),
         (GRAPH, 0.97),
         (FactorySettings("IVF44,Flat", parameters="nprobe=8"), 0.97),
     ],

@@ -226,11 +226,14 @@ def require_erased(folder: Path, deleted: dict[int, int]) -> None:
             assert secret.numpy().tobytes()[:64] not in content
 
 
-@pytest.mark.parametrize("kind", ["flat", "graph"])
+@pytest.mark.parametrize(
+    "kind", ["flat", pytest.param("graph", marks=pytest.mark.integration)]
+)
 def test_nothing_is_lost_when_the_process_is_killed(tmp_path: Path, kind: str) -> None:
     kill_again_and_again(tmp_path / "store", kind, num_kills=6)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_store_that_is_written_is_not_taken_for_damaged(
     tmp_path: Path, num_kills: int

@@ -323,6 +323,7 @@ def test_a_change_that_is_cut_short_half_way_is_made_up_for(
         assert sorted(store._live.view.index.ids.tolist()) == list(range(1, 10))
 
 
+@pytest.mark.integration
 def test_a_reader_that_reranks_follows_a_busy_writer(tmp_path: Path) -> None:
     # Candidates are compared by vectors from the database, which the reader reads
     # while another of its threads takes up what the writer has changed.

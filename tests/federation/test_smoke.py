@@ -1,8 +1,11 @@
 """The shortest run over a real client; the whole story is in `test_story`."""
 
+import pytest
+
 from tests.federation.small_federation import Found
 
 
+@pytest.mark.integration
 def test_a_client_trains_and_is_handed_the_model(found: Found) -> None:
     federation = found(clients=["0000"])
     federation.server()

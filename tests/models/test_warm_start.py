@@ -126,6 +126,7 @@ PARTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: str(part["trained"]))
 def test_trained_part_starts_beside_the_file_of_its_frozen_weights(
     part: dict[str, Any], base: str, tmp_path: Path

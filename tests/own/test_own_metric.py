@@ -77,6 +77,7 @@ def run(folder: Path, *metrics: Any) -> RunFolder:
     return made
 
 
+@pytest.mark.integration
 def test_tables_have_them_as_ours(folder: Path) -> None:
     made = run(folder, HITS, "macro_f1", MCC, "scores:nothing")
     table = parquet.read_table(made.path / "predictions.parquet").to_pydict()

@@ -128,7 +128,9 @@ UTILITY = {"name": "utility", "exploration": 0.5, "exploration_decay": 0.9}
 SLOW: dict[str, Any] = {"devices": {"speed_spread": 100.0, "available": 0.8}}
 
 
-@pytest.mark.parametrize("devices", [{}, SLOW])
+@pytest.mark.parametrize(
+    "devices", [{}, pytest.param(SLOW, marks=pytest.mark.integration)]
+)
 def test_a_run_goes_on_with_the_same_choices(
     tmp_path: Path, devices: dict[str, Any]
 ) -> None:

@@ -46,6 +46,7 @@ def counted(run: Path, other: Path, column: str) -> float:
     return sum(worse) / len(worse)
 
 
+@pytest.mark.integration
 def test_all_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
     def make(method: str, seed: int) -> Path:
         clients = [client_result(number, seed, num_test=8) for number in range(24)]

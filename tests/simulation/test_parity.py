@@ -98,6 +98,7 @@ def wait_for_rounds(process: Running, folder: Path) -> None:
     wait_until(are_made, "three rounds")
 
 
+@pytest.mark.integration
 @pytest.mark.ray
 def test_engines_agree(
     experiment: Path, whole: Path, tmp_path: Path, commands: Commands
@@ -215,7 +216,7 @@ def test_more_clients_than_requests_at_once_give_the_same_bits(
 @pytest.mark.parametrize(
     ("engine", "end"),
     [
-        ("serial", signal.SIGKILL),
+        pytest.param("serial", signal.SIGKILL, marks=pytest.mark.integration),
         pytest.param("serial", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("flower", signal.SIGKILL, marks=SLOW_RAY),
         pytest.param("flower", signal.SIGINT, marks=SLOW_RAY),

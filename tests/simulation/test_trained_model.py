@@ -27,6 +27,7 @@ def test_a_method_without_one_model_is_refused(tmp_path: Path) -> None:
     assert {"fedem", "pfedhn", "fed_mtl", "l2gd"} < others
 
 
+@pytest.mark.integration
 def test_the_file_of_first_weights_may_be_gone(tmp_path: Path) -> None:
     start = trained_model(finished_run(tmp_path / "first"))
     path = tmp_path / "start.safetensors"

@@ -135,6 +135,7 @@ def half_open(client: httpx.Client, said: bytes, tls: ssl.SSLContext) -> socket.
     return connection
 
 
+@pytest.mark.integration
 def test_half_open_connections_do_not_keep_token_holders_out(tmp_path: Path) -> None:
     halves, close = list(HALVES.values()), {"Connection": "close"}
     with serve_process(tmp_path) as client, contextlib.ExitStack() as held:

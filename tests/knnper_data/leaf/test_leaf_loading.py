@@ -143,6 +143,7 @@ def test_roles_in_another_script(
     assert "10% of the characters are outside of the alphabet of 80" in caplog.text
 
 
+@pytest.mark.integration
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_scatter(setup: Setup, rows: list[dict[str, str]]) -> None:
     assert scatter.num_worse == sum(own < other for other, own in pairs) > 0
 
 
+@pytest.mark.integration
 def test_of_many_clients_a_sample_is_drawn(
     setup: Setup, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_degraded_against_fedavg_by_hand(runs: list[Path]) -> None:
     )
 
 
+@pytest.mark.integration
 def test_pages_have_a_table_of_each(runs: list[Path]) -> None:
     report = report_of(runs)
     html, text = as_html(report), as_markdown_report(report)
@@ -119,6 +120,7 @@ def invoke(*words: object) -> Any:
     return CliRunner().invoke(app, ["report", *map(str, words)])
 
 
+@pytest.mark.integration
 def test_the_command_shows_one(runs: list[Path]) -> None:
     rows = json.loads(invoke(*runs, "--json", "--metric", "macro_f1").stdout)
     assert {row["metric"] for row in rows} == {"macro_f1"}
@@ -155,6 +157,7 @@ def test_a_sweep_shows_and_chooses_by_one(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.integration
 def test_a_comparison_tunes_and_shows_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

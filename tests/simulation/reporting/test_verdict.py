@@ -172,6 +172,7 @@ def test_a_run_without_any_client_has_a_verdict(tmp_path: Path) -> None:
     assert "No client has reported" in as_html(report_of([path]))
 
 
+@pytest.mark.integration
 def test_verdict_comes_first_and_the_legend_after_the_numbers(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
     report = report_of(paths)
