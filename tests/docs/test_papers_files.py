@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from knnper.simulation.partition.settings import PartitionSettings
 from knnper.yaml_text import dump_yaml, parse_yaml, read_yaml
 from papers.catalogue import FigurePlan
 from papers.reproduce import Plan, leading_comment, read_file, split_title
+from tests.docs.plan_files import read_plan_file
 
 Rows = dict[str, list[str]]
 Tables = Callable[[str], dict[tuple[str, str], Rows]]
@@ -38,7 +38,7 @@ OF_CIFAR_10 = [
     if "experiment: bases/cifar10_paper.yaml" in path.read_text(encoding="utf-8")
 ]
 
-read = cache(read_file)
+read = read_plan_file
 
 
 @pytest.fixture

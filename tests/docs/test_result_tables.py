@@ -13,7 +13,7 @@ from docs import tables
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.reports.estimate import estimate
-from papers.reproduce import read_file
+from tests.docs.plan_files import read_plan_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [str(path.relative_to(ROOT)) for path in tables.pages()]
@@ -78,7 +78,7 @@ def test_quoted_figures_are_in_result_files(page: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_result_file_matches_its_shipped_file(name: str) -> None:
     results = tables.read_results(tables.RESULTS / f"{name}.csv")
-    plan = read_file(results.source).plan
+    plan = read_plan_file(results.source).plan
     assert isinstance(plan, Comparison | Sweep)
     assert results.titles == {
         name: points[0].title for name, points in plan.variants.items()

@@ -47,13 +47,18 @@ def run(tmp_path: Path) -> Path:
 
 def read_all(folder: Path) -> None:
     """Read each file of a run as reports do."""
+    read_documents(folder)
+    read_clients(folder)
+
+
+def read_documents(folder: Path) -> None:
+    """Read the JSON files of a run as reports do."""
     run = load_run(folder)
     for group in ("seen", "unseen", "all"):
         figures = run.figures(group)
         sum(one for one in (figures["num_clients"], figures["accuracy_mean"]) if one)
     for record in run.folder.rounds():
         float(record["server_round"] + (record.get("train_loss") or 0.0))
-    read_clients(folder)
     counts = read_label_counts(folder)
     assert counts is not None
     counts.local.sum()
@@ -105,13 +110,13 @@ def test_wrong_value_anywhere_is_an_error_that_names_the_file(
 ) -> None:
     read, write = READ[name]
     document = read(run / name)
-    read_all(run)
+    read_documents(run)
     refused: list[str] = []
     for place in places(document):
         for value in WRONG:
             write(run / name, changed(document, place, value))
             try:
-                read_all(run)
+                read_documents(run)
             except RunError as error:
                 refused.append(str(error))
     assert len(refused) > len(list(places(document)))
