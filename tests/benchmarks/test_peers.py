@@ -178,11 +178,12 @@ def test_incomplete_batches_are_refused(tmp_path: Path) -> None:
         write_task(replace(WORKLOAD, num_train=5), tmp_path)
 
 
-def test_the_workloads_have_whole_batches_and_whole_cohorts() -> None:
-    for workload in peers.WORKLOADS.values():
-        assert workload.num_train % workload.batch_size == 0
-        cohort = workload.participation * workload.num_clients
-        assert cohort == pytest.approx(round(cohort))
+@pytest.mark.parametrize("name", peers.WORKLOADS)
+def test_workload_has_whole_batches_and_whole_cohorts(name: str) -> None:
+    workload = peers.WORKLOADS[name]
+    assert workload.num_train % workload.batch_size == 0
+    cohort = workload.participation * workload.num_clients
+    assert cohort == pytest.approx(round(cohort))
 
 
 # The processes of a contender.

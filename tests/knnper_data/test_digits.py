@@ -89,6 +89,7 @@ def test_each_digit_is_in_one_domain() -> None:
     images, labels = digit_images()
     key = RandomKey(5, ("digit_domains", "domain"))
     domain_of = draw_domains(labels, key)
+    assert len(DOMAINS) == 4
     for domain, make in enumerate(DOMAINS.values()):
         expected = make(images[domain_of == domain])
         assert images_of(found, domain) == sorted(one.tobytes() for one in expected)

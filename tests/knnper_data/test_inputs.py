@@ -138,6 +138,7 @@ def test_flips_are_those_of_a_loop(
 ) -> None:
     images = numbered(len(mirrored), height, width)
     found = flip(images, torch.tensor(mirrored, dtype=torch.bool))
+    assert found.shape == images.shape
     for image, turned, seen in zip(images, mirrored, found, strict=True):
         columns = range(width - 1, -1, -1) if turned else range(width)
         expected = torch.stack([image[:, column] for column in columns], dim=1)

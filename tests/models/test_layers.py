@@ -115,6 +115,7 @@ def test_one_call_for_many_sets_of_weights() -> None:
     for place in range(2):
         one = {name: p[place] for name, p in both.items()}
         expected = torch.func.grad(loss)(one)
+        assert expected.keys() == both.keys() == found.keys()
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name][place], gradient)
 
@@ -236,6 +237,7 @@ def test_one_product_for_many_sets_of_weights() -> None:
     found = torch.func.vmap(torch.func.grad(loss))(both)
     for place in range(2):
         expected = torch.func.grad(loss)({name: p[place] for name, p in both.items()})
+        assert expected.keys() == both.keys() == found.keys()
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name][place], gradient)
 

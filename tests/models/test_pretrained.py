@@ -58,6 +58,7 @@ def test_a_head_for_other_classes_or_none_leaves_a_fresh_one(
     fresh = tiny(seed=2, num_classes=num_classes)
     expected = fresh.named(fresh.read()) | body
     found = model.named(model.read())
+    assert tensors.keys() == expected.keys() == found.keys()
     assert all(torch.equal(found[name], expected[name]) for name in tensors)
 
 

@@ -181,6 +181,7 @@ def test_head_for_other_classes_is_left_out(tmp_path: Path) -> None:
     start = {**model, "weights": str(tmp_path / "exported")}
     found, fresh = named(started(start, more, tmp_path)), started(model, more, tmp_path)
     expected = first.task.model.named(first.weights)
+    assert found.keys() == named(fresh).keys() == expected.keys()
     for name, tensor in named(fresh).items():
         of_head = name.startswith("classifier.")
         assert torch.equal(found[name], tensor if of_head else expected[name])

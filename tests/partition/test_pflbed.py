@@ -141,6 +141,7 @@ def test_what_unseen_clients_lack_does_not_change_what_labels_count() -> None:
 
 def test_on_its_own_validation_data_a_clients_labels_count_the_same() -> None:
     clients = partition(evaluate_on="validation").clients
+    assert clients
     assert all(client.class_weights is None for client in clients)
 
 

@@ -191,6 +191,7 @@ def test_the_fingerprint_is_stable_and_sees_every_field() -> None:
 def test_what_is_held_out_does_not_change_who_gets_what() -> None:
     few = iid_partition(validation_fraction=0.1, unseen_fraction=0.5)
     many = iid_partition(validation_fraction=0.5)
+    assert few.clients
     for one, other in zip(few.clients, many.clients, strict=True):
         np.testing.assert_array_equal(one.test, other.test)
         np.testing.assert_array_equal(
@@ -220,7 +221,9 @@ def with_less(fraction: float, key: RandomKey = KEY, **given: Any) -> Partition:
 def test_less_is_rounded_and_nobody_loses_all() -> None:
     # 20 samples each, of which 4 are held out.
     for fraction, sizes in ((0.5, (8, 2)), (0.2, (3, 1)), (1e-6, (1, 1))):
-        for client in with_less(fraction).clients:
+        clients = with_less(fraction).clients
+        assert {client.seen for client in clients} == {True, False}
+        for client in clients:
             found = (len(client.train), len(client.validation))
             assert found == ((16, 4) if client.seen else sizes)
 

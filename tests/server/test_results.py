@@ -295,7 +295,7 @@ def test_no_more_can_be_right_than_there_are() -> None:
     assert evaluation_problem(None) == "expected an Evaluation, found a NoneType"
 
 
-SIZES = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 50))
+SIZES = st.dictionaries(st.text("abcd", min_size=1, max_size=3), st.integers(0, 50))
 
 
 def test_groups_by_hand() -> None:

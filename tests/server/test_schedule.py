@@ -193,7 +193,7 @@ def test_who_waits_in_the_buffer_does_not_train_again() -> None:
     available=st.sampled_from([0.3, 1.0]),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_must_hold_of_buffered_steps(
     sizes: list[int],
     buffer_size: int,
@@ -325,6 +325,7 @@ def test_an_update_that_is_not_late_is_itself(name: str) -> None:
         moved = rebased(method, update, payload, payload, 1.0)
         parts, expected = take_apart(moved), take_apart(update)
         assert parts.structure == expected.structure
+        assert expected.tensors
         for path, tensor in expected.tensors.items():
             assert torch.allclose(parts.tensors[path], tensor, atol=1e-5), path
 
@@ -339,12 +340,10 @@ def test_no_variance_is_extrapolated(name: str) -> None:
         Examples(alike, torch.arange(8) % 3), noisy(0, 4, seed=5).validation
     )
     before = method.init(CLIENTS, RandomKey(1))
-    updates = {
-        client: client_update(method, before, client, data) for client in CLIENTS
-    }
-    present = method.aggregate(
-        before, iter((client, updates[client][1]) for client in CLIENTS)
-    )
+    # All have the same data, so one training stands for the three.
+    trained = client_update(method, before, CLIENTS[0], data)
+    updates = dict.fromkeys(CLIENTS, trained)
+    present = method.aggregate(before, ((client, trained[1]) for client in CLIENTS))
 
     def late(client: str) -> tuple[str, Any]:
         key = RandomKey(1).child(client)
@@ -353,7 +352,7 @@ def test_no_variance_is_extrapolated(name: str) -> None:
         )
         return client, rebased(method, updates[client][1], then, now, 1.0)
 
-    state = method.aggregate(present, map(late, CLIENTS))
+    state = method.aggregate(present, map(late, updates))
     images = noisy(6, 0, seed=4).train.images
     for client in (UNSEEN_CLIENT, *CLIENTS):
         memory, personal = (

@@ -180,7 +180,9 @@ def test_combinations_by_hand(
 def test_combinations_are_the_minima(seed: int) -> None:
     generator = RandomKey(seed).numpy()
     variances, means = generator.gamma(0.3, size=9), generator.normal(size=(9, 4)) + 50
-    for i, shares in enumerate(combinations(variances, means)):
+    combined = combinations(variances, means)
+    assert len(combined) == 9
+    for i, shares in enumerate(combined):
         away = means - means[i]
         slopes = (np.diag(variances) + away @ away.T) @ shares
         assert shares.min() >= 0

@@ -206,7 +206,9 @@ def test_three_rounds_of_an_adaptive_optimizer_are_flowers(
     method = of_name(name, linear_task(), **settings)
     weights = method.init(("a",), KEY).weights
     # From v = 0, as Flower starts; in a late round, where FedAdam corrects nothing.
-    for update, state in states(method, KEY, 3, second_moment=torch.zeros(2)):
+    rounds = list(states(method, KEY, 3, second_moment=torch.zeros(2)))
+    assert len(rounds) == 3
+    for update, state in rounds:
         strategy.current_arrays = {"0": weights.numpy()}
         arrays, _ = strategy.aggregate_train(10**6, replies([update]))
         weights = state.weights
@@ -222,6 +224,7 @@ def test_slices_are_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
         return [*rules, distances]
 
     whole = all_of_them()
+    assert len(whole) == 4
     monkeypatch.setattr(averaging, "_SLICE", 7)
     for part, expected in zip(all_of_them(), whole, strict=True):
         torch.testing.assert_close(part, expected)

@@ -314,6 +314,7 @@ def test_tuning_reads_no_test_split(
 
     monkeypatch.setattr(DigitsSettings, "load", spoilt)
     found = run_batch(comparison, tmp_path / "spoilt", 1, ignore)
+    assert len(expected) == 1
     for one, other in zip(expected, found, strict=True):
         assert [tried.score for tried in one.candidates] == [
             tried.score for tried in other.candidates
