@@ -30,12 +30,10 @@ MOST_BYTES = 999_000_000  # of a state: SQLite takes rows of less than 10^9 byte
 _LARGE_BYTES, _LARGE_PAGE_BYTES = 2**20, 2**16
 _TABLE = """states (
     client TEXT NOT NULL,
-    aside INTEGER NOT NULL,
     round INTEGER NOT NULL,
     state BLOB NOT NULL,
-    UNIQUE (client, aside, round)
+    UNIQUE (client, round)
 )"""
-_CURRENT = "client = ? AND aside = 0"
 _CHECKSUM = "crc32"  # in the metadata of a state
 
 
@@ -46,9 +44,8 @@ class ClientStateStore:
     worker. A state that `save` has written is on disk when it returns; after a kill it
     exists as a whole or not at all.
 
-    After a kill a client resumes from the state it had at the server's checkpoint.
-    Newer states are put aside until the run has passed their round, since the server
-    may go back to them. A client's name decides which of 256 databases holds its
+    After a kill a client resumes from the state it had at the server's checkpoint, and
+    newer states are deleted. A client's name decides which of 256 databases holds its
     states: so a million clients do not need a million files, and workers seldom wait
     for a lock.
     """
@@ -57,13 +54,21 @@ class ClientStateStore:
         self._folder = folder
 
     def load(self, record_type: type[R], client: str, after_round: int) -> R | None:
-        """Return the newest state of a round or before; None if there is none."""
+        """Return the newest state of a round or before; None if there is none.
+
+        Later states are deleted: the run continues from ``after_round``.
+        """
         if not self._path(client).exists():
             return None
         with self._opened(client) as connection:
-            self._go_to(connection, client, after_round)
+            if any(number > after_round for number in _rounds(connection, client)):
+                with transaction(connection, self._path(client), writing=True):
+                    connection.execute(
+                        "DELETE FROM states WHERE client = ? AND round > ?",
+                        (client, after_round),
+                    )
             row = connection.execute(
-                f"SELECT round, state FROM states WHERE {_CURRENT} "
+                "SELECT round, state FROM states WHERE client = ? "
                 "ORDER BY round DESC LIMIT 1",
                 (client,),
             ).fetchone()
@@ -101,28 +106,10 @@ class ClientStateStore:
             # Inserted before others are deleted: pages that are freed in a transaction
             # would be copied to its journal before they are used again.
             connection.execute(
-                "INSERT OR REPLACE INTO states VALUES (?, 0, ?, ?)",
+                "INSERT OR REPLACE INTO states VALUES (?, ?, ?)",
                 (client, server_round, content),
             )
             _prune(connection, client, keep)
-
-    def _go_to(self, connection: Connection, client: str, server_round: int) -> None:
-        """Put aside states newer than a round; restore that round's if put aside."""
-        current, aside = _rounds(connection, client)
-        is_missing = server_round in aside and server_round not in current
-        if not (is_missing or any(number > server_round for number in current)):
-            return
-        with transaction(connection, self._path(client), writing=True):
-            connection.execute(
-                f"UPDATE OR REPLACE states SET aside = 1 WHERE {_CURRENT} "
-                "AND round > ?",
-                (client, server_round),
-            )
-            if is_missing:
-                connection.execute(
-                    "UPDATE states SET aside = 0 WHERE client = ? AND round = ?",
-                    (client, server_round),
-                )
 
     @contextlib.contextmanager
     def _opened(self, client: str, num_bytes: int = 0) -> Iterator[Connection]:
@@ -173,35 +160,25 @@ def _read_parts(content: bytes, client: str, server_round: int) -> Parts:
     return Parts(tensors, structure)
 
 
-def _rounds(connection: Connection, client: str) -> tuple[list[int], list[int]]:
-    """Return the rounds of the current states, and of those that are put aside."""
-    rows = connection.execute(
-        "SELECT aside, round FROM states WHERE client = ?", (client,)
-    ).fetchall()
-    current, aside = (
-        [number for kind, number in rows if kind == is_aside] for is_aside in (0, 1)
-    )
-    return current, aside
+def _rounds(connection: Connection, client: str) -> list[int]:
+    rows = connection.execute("SELECT round FROM states WHERE client = ?", (client,))
+    return [number for (number,) in rows]
 
 
 def _prune(connection: Connection, client: str, keep: Collection[int]) -> None:
     """Delete states that no round of ``keep`` needs."""
     latest = max(keep, default=0)
-    current, aside = _rounds(connection, client)
+    rounds = _rounds(connection, client)
     needed = {
-        max((number for number in current if number <= kept_round), default=0)
+        max((number for number in rounds if number <= kept_round), default=0)
         for kept_round in keep
     }
     unneeded = [
         (client, number)
-        for number in current
+        for number in rounds
         if number <= latest and number not in needed
     ]
     if unneeded:
         connection.executemany(
-            f"DELETE FROM states WHERE {_CURRENT} AND round = ?", unneeded
-        )
-    if aside and max(aside) <= latest:
-        connection.execute(
-            "DELETE FROM states WHERE client = ? AND aside = 1", (client,)
+            "DELETE FROM states WHERE client = ? AND round = ?", unneeded
         )

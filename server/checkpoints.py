@@ -35,7 +35,6 @@ KEPT = 6  # checkpoints that are kept by default
 GAINS = "gains.jsonl"
 
 _NAME = re.compile(r"round-(\d+)")
-_ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
 _CHECKSUM = "manifest.sha256"  # of the manifest, in hexadecimal
@@ -166,26 +165,12 @@ def checkpoint_of(folder: Path, server_round: int) -> Path:
     return folder / f"round-{server_round:06d}"
 
 
-def asides(folder: Path) -> dict[Path, int]:
-    """Return the folders made by `put_aside`, oldest first, with their round."""
-    matches = {path: _ASIDE.fullmatch(path.name) for path in sorted(folder.glob("*"))}
-    return {path: int(match[2]) for path, match in matches.items() if match}
-
-
-def put_aside(folder: Path, server_round: int, files: Iterable[Path]) -> None:
-    """Move the checkpoints after a round to a folder in ``folder``; copy ``files``."""
-    matches = (_ASIDE.fullmatch(path.name) for path in asides(folder))
-    number = 1 + max((int(match[1]) for match in matches if match), default=0)
-    aside = folder / f"aside-{number:03d}-after-{server_round:06d}"
-    aside.mkdir()
-    for file in files:
-        shutil.copyfile(file, aside / file.name)
+def delete_after(folder: Path, server_round: int) -> None:
+    """Delete the checkpoints of later rounds."""
     # The newest first, so that a run that is killed here can be resumed.
     for later in reversed(rounds_in(folder)):
         if later > server_round:
-            path = checkpoint_of(folder, later)
-            path.rename(aside / path.name)
-    sync_to_disc(folder)
+            shutil.rmtree(checkpoint_of(folder, later))
 
 
 def to_keep(rounds: Sequence[int], most: int) -> list[int]:
@@ -271,10 +256,7 @@ class CheckpointFolder:
 
     def forget_after(self, server_round: int) -> None:
         """Remove the checkpoints of later rounds, which are about to be repeated."""
-        # The newest first, so that a run that is killed here can be resumed.
-        for later in reversed(self.rounds()):
-            if later > server_round:
-                shutil.rmtree(self._path(later))
+        delete_after(self._folder, server_round)
         self._written, self._num_gains = {}, None
 
     def rounds(self) -> list[int]:
@@ -284,10 +266,9 @@ class CheckpointFolder:
     def rounds_for_clients(self) -> list[int]:
         """Return the rounds after which clients must keep their states, oldest first.
 
-        The run can go back to these: rounds with a checkpoint, and rounds after which
-        checkpoints were put aside, since these may be restored.
+        These are the rounds with a checkpoint, to which the run can go back.
         """
-        return sorted({*self.rounds(), *asides(self._folder).values()}) or [0]
+        return self.rounds() or [0]
 
     def _append_gains(self, gains: Sequence[Mapping[str, float]]) -> None:
         if not gains:

@@ -157,7 +157,6 @@ class Conductor:
         self.folder.write_results(document)
         if predictions is not None:
             predictions.forget_parts()
-        self.folder.forget_aside()
         return served
 
     def _participation(

@@ -33,7 +33,7 @@ from knnper.files import (
     require_plain,
     write_atomically,
 )
-from knnper.server.checkpoints import GAINS, asides, put_aside, rounds_in
+from knnper.server.checkpoints import delete_after, rounds_in
 from knnper.server.distribution_log import DistributionLog
 from knnper.server.result_files import results_problem, round_problem
 from knnper.server.results import with_present_names, write_clients_csv
@@ -355,7 +355,7 @@ class RunFolder:
         return Roster.of(roster.members, roster.split)
 
     def go_back(self, server_round: int) -> None:
-        """Make ``server_round`` the last one, and put aside what came later.
+        """Make ``server_round`` the last one, and delete what came later.
 
         Raises
         ------
@@ -370,19 +370,10 @@ class RunFolder:
                 f"found {server_round}"
             )
         with self.locked():
-            files = [self.path / name for name in (RESULTS, _CLIENTS, _ROUNDS)]
-            files.append(self.checkpoints / GAINS)
-            put_aside(self.checkpoints, server_round, filter(Path.exists, files))
-            # A run with results counts as finished.
+            # First, since a run with results counts as finished.
             (self.path / RESULTS).unlink(missing_ok=True)
+            delete_after(self.checkpoints, server_round)
             self.drop_rounds_after(server_round)
-
-    def forget_aside(self) -> None:
-        """Remove what was put aside, as far as the run has passed it again."""
-        num_rounds = len(self.rounds())
-        for aside in asides(self.checkpoints):
-            if len(JsonLines(aside / _ROUNDS).read()) <= num_rounds:
-                shutil.rmtree(aside, ignore_errors=True)
 
     def write_clients_csv(
         self,

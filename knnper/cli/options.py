@@ -22,7 +22,7 @@ FromRound = Annotated[
         min=1,
         metavar="N",
         help="With --resume: go back to the checkpoint of round N; later rounds are "
-        "set aside.",
+        "deleted.",
     ),
 ]
 Overwrite = Annotated[

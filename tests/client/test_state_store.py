@@ -38,13 +38,13 @@ def databases(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.sqlite"))
 
 
-def kept(folder: Path, client: str, *, aside: bool = False) -> list[int]:
+def kept(folder: Path, client: str) -> list[int]:
     """Return the rounds of which there is a state."""
     found: list[int] = []
     for path in databases(folder):
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            asked = "SELECT round FROM states WHERE client = ? AND aside = ?"
-            found += [one for (one,) in connection.execute(asked, (client, aside))]
+            query = "SELECT round FROM states WHERE client = ?"
+            found += [number for (number,) in connection.execute(query, (client,))]
     return sorted(found)
 
 
@@ -56,8 +56,8 @@ def store(tmp_path: Path) -> ClientStateStore:
 def test_a_round_sees_only_what_was_before_it(store: ClientStateStore) -> None:
     for client, number in (("0001", 2), ("0001", 5), ("0002", 3)):
         store.save(client, number, state(number), keep=[0])
-    found = [value_of(store, "0001", number) for number in (1, 2, 4, 5)]
-    assert found == [None, 2, 2, 5]
+    found = [value_of(store, "0001", number) for number in (5, 4, 2, 1)]
+    assert found == [5, 2, 2, None]
     store.save("0001", 5, state(6), keep=[0])
     assert value_of(store, "0001", 5) == 6, "a repeated round replaces its state"
 
@@ -74,21 +74,15 @@ def test_the_state_at_each_checkpoint_stays(
     assert kept(tmp_path, "0001") == [14, 15, 16]
 
 
-def test_what_counts_no_longer_is_put_aside_until_it_is_passed(
+def test_states_after_the_round_of_the_server_are_deleted(
     store: ClientStateStore, tmp_path: Path
 ) -> None:
     for number in (3, 6, 8):
         store.save("0001", number, state(number), keep=[0])
-    assert value_of(store, "0001", 3) == 3.0
+    assert value_of(store, "0001", 5) == 3.0
     assert kept(tmp_path, "0001") == [3]
-    assert kept(tmp_path, "0001", aside=True) == [6, 8]
-    store.save("0001", 5, state(-5.0), keep=[4])
-    assert kept(tmp_path, "0001", aside=True) == [6, 8]
-    # The server thinks better of it: what it did in round 8 counts after all.
-    assert value_of(store, "0001", 8) == 8.0
-    assert value_of(store, "0001", 5) == -5.0
-    store.save("0001", 9, state(-9.0), keep=[4, 8])
-    assert kept(tmp_path, "0001", aside=True) == []
+    store.save("0001", 6, state(-6.0), keep=[5])
+    assert value_of(store, "0001", 8) == -6.0
 
 
 @dataclass
@@ -96,13 +90,11 @@ class InMemory:
     """One client's states by round: what the store is to do, said in dictionaries."""
 
     own: dict[int, float] = field(default_factory=dict)
-    aside: dict[int, float] = field(default_factory=dict)
 
     def load(self, after_round: int) -> float | None:
-        for number in [one for one in self.own if one > after_round]:
-            self.aside[number] = self.own.pop(number)
-        if after_round not in self.own and after_round in self.aside:
-            self.own[after_round] = self.aside.pop(after_round)
+        self.own = {
+            number: value for number, value in self.own.items() if number <= after_round
+        }
         return self.own[max(self.own)] if self.own else None
 
     def save(self, server_round: int, value: float, keep: Collection[int]) -> None:
@@ -112,8 +104,6 @@ class InMemory:
         for number in list(self.own):
             if number <= latest and number not in needed:
                 del self.own[number]
-        if self.aside and max(self.aside) <= latest:
-            self.aside.clear()
 
 
 rounds = some.integers(1, 9)
@@ -144,7 +134,6 @@ def test_it_does_what_dictionaries_do(
         else:
             assert value_of(store, client, server_round) == own.load(server_round)
         assert kept(folder, client) == sorted(own.own)
-        assert kept(folder, client, aside=True) == sorted(own.aside)
     shutil.rmtree(folder)
 
 

@@ -24,7 +24,6 @@ from knnper.server.checkpoints import (
     CheckpointFolder,
     CheckpointWriter,
     History,
-    asides,
     rounds_in,
 )
 from knnper.server.distribution_log import DistributionLog, ShownResults
@@ -72,31 +71,14 @@ def a_run_of(folder: RunFolder, num_rounds: int) -> None:
     folder.write_results({"of": num_rounds})
 
 
-def test_what_came_after_a_round_is_put_aside_until_the_run_has_passed_it(
-    folder: RunFolder,
-) -> None:
+def test_going_back_deletes_what_came_after_the_round(folder: RunFolder) -> None:
     a_run_of(folder, 9)
     folder.go_back(6)
     assert not folder.is_finished()
     assert [record["server_round"] for record in folder.rounds()] == list(range(1, 7))
     assert rounds_in(folder.checkpoints) == [4, 5, 6]
-    (aside,) = asides(folder.checkpoints)
-    assert rounds_in(aside) == [7, 8, 9]
     folder.go_back(4)
-    _, second = asides(folder.checkpoints)
-    assert rounds_in(second) == [5, 6]
-    assert CheckpointFolder(folder.checkpoints, "abc").rounds_for_clients() == [4, 6]
-    for number in range(5, 9):
-        folder.append_round({"server_round": number})
-        folder.forget_aside()
-    assert list(asides(folder.checkpoints)) == [aside], "not passed before round 9"
-    assert {path.name for path in aside.iterdir()} == {
-        *("results.json", "clients.csv", "rounds.jsonl"),
-        *("round-000007", "round-000008", "round-000009"),
-    }
-    folder.append_round({"server_round": 9})
-    folder.forget_aside()
-    assert asides(folder.checkpoints) == {}
+    assert CheckpointFolder(folder.checkpoints, "abc").rounds_for_clients() == [4]
 
 
 def test_a_round_without_a_checkpoint_is_refused(folder: RunFolder) -> None:
