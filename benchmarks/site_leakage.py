@@ -42,8 +42,17 @@ SOFTMAX: Mapping[str, Any] = {"name": "softmax_regression"}
 MLP: Mapping[str, Any] = {"name": "mlp", "hidden_sizes": [128, 64]}
 # One step on all data of the site: crafted weights can exploit that sum.
 ONE_STEP: Mapping[str, Any] = {"batch_size": 256, "local_steps": 1}
-Figure = tuple[str, str, float, float, dict[str, Any]]
-"""Setting, attack, number of extracted items, total number, and details."""
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The result of an attack on a site at one setting."""
+
+    setting: str
+    attack: str
+    extracted: int  # images, labels or answers
+    total: int
+    details: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -87,15 +96,15 @@ def experiment_with(
 
 
 @dataclass
-class Found:
-    """Positions of the extracted images of a site."""
+class ExtractedImages:
+    """The images of a site, and the positions of those extracted so far."""
 
     images: Tensor  # of the site, as rows in [0, 1], float64 (n, pixels)
     exact: set[int]
     recognised: set[int]
 
-    def look(self, candidates: Tensor) -> None:
-        """Record the images that rows in [0, 1] approximate."""
+    def add(self, candidates: Tensor) -> None:
+        """Record the images that the rows of ``candidates``, in [0, 1], approximate."""
         candidates = candidates[torch.isfinite(candidates).all(dim=1)].clamp(0, 1)
         if not len(candidates):
             return
@@ -110,10 +119,10 @@ def _places(chosen: Tensor) -> set[int]:
     return set(torch.nonzero(chosen).flatten().tolist())
 
 
-def nothing_yet(worker: SiteRuntime) -> Found:
-    """Return the empty result before the attack."""
+def no_images_of(worker: SiteRuntime) -> ExtractedImages:
+    """Return the images of a site before the attack, none of them extracted."""
     images = worker.source.data(CLIENT).train.images
-    return Found(images.reshape(len(images), -1).double() / 255, set(), set())
+    return ExtractedImages(images.reshape(len(images), -1).double() / 255, set(), set())
 
 
 def gained(worker: SiteRuntime, weights: Tensor, server_round: int) -> Tensor:
@@ -137,7 +146,9 @@ def pixels(worker: SiteRuntime, inputs: Tensor) -> Tensor:
     return inputs * spec.std[0] + spec.mean[0]
 
 
-def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
+def honest_weights(
+    target: Target, size: int, steps: int, rounds: int
+) -> ExtractedImages:
     """Attack softmax regression with honest weights, like a curious server.
 
     A row of the update divided by its bias, and the difference of two rows divided by
@@ -152,7 +163,7 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
     }
     settings = experiment_over_sites(SOFTMAX, training)
     worker = target.opened(settings, "min_examples: 1")
-    recovered = nothing_yet(worker)
+    recovered = no_images_of(worker)
     weights = worker.method.init([CLIENT], worker.key).weights
     pairs = torch.combinations(torch.arange(NUM_LABELS)).T
     for server_round in range(1, rounds + 1):
@@ -162,14 +173,14 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
         of_pairs = (rows[pairs[0]] - rows[pairs[1]]) / (
             biases[pairs[0]] - biases[pairs[1]]
         )[:, None]
-        recovered.look(pixels(worker, torch.cat([of_rows, of_pairs])))
+        recovered.add(pixels(worker, torch.cat([of_rows, of_pairs])))
         weights = (weights.double() - change).float()
     return recovered
 
 
 def trap_in_mlp(
     worker: SiteRuntime, target: Target, share: float, rounds: int
-) -> Found:
+) -> ExtractedImages:
     """Attack an mlp with a first layer that divides the images by one value.
 
     Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active if u·x > q_j, and all
@@ -177,7 +188,7 @@ def trap_in_mlp(
     The server estimates the quantiles q_j on its own images. The neurons cover a
     ``share`` of the images, those with the largest u·x; u changes in each round.
     """
-    recovered = nothing_yet(worker)
+    recovered = no_images_of(worker)
     model: Any = worker.limits.experiment.model.settings
     widths = model.hidden_sizes
     spec = worker.spec
@@ -201,18 +212,20 @@ def trap_in_mlp(
         between = torch.cat([rows[:-1] - rows[1:], rows[-1:]])
         # The first pixel of a digit is black, which reveals the scale of a row.
         factors = between[:, 0] / (-spec.mean[0] / spec.std[0])
-        recovered.look(pixels(worker, between / factors[:, None]))
+        recovered.add(pixels(worker, between / factors[:, None]))
     return recovered
 
 
-def trap_in_softmax(worker: SiteRuntime, target: Target, rounds: int) -> Found:
+def trap_in_softmax(
+    worker: SiteRuntime, target: Target, rounds: int
+) -> ExtractedImages:
     """Attack softmax regression with weights that assign slices of images to labels.
 
     If p is 0 or 1, row c of an update is the sum of the images in slice c minus that of
     the images with label c. The first update has one slice and gives the sums by label;
     later, a slice with one image reveals it.
     """
-    recovered = nothing_yet(worker)
+    recovered = no_images_of(worker)
     spec = worker.spec
     generator = torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
@@ -222,7 +235,7 @@ def trap_in_softmax(worker: SiteRuntime, target: Target, rounds: int) -> Found:
     nothing = torch.cat([rows.flatten(), biases]).float()
     # Every update of one step uses the same images in all rounds.
     by_label, counts = softmax_parts(gained(worker, nothing, 1))
-    recovered.look(pixels(worker, by_label[1:] / counts[1:, None]))
+    recovered.add(pixels(worker, by_label[1:] / counts[1:, None]))
     for server_round in range(2, rounds + 1):
         direction = torch.randn(NUM_PIXELS, generator=generator, dtype=torch.float64)
         direction /= direction.norm()
@@ -236,7 +249,7 @@ def trap_in_softmax(worker: SiteRuntime, target: Target, rounds: int) -> Found:
         weights = torch.cat([rows.flatten(), biases]).float()
         of_slices, sizes = softmax_parts(gained(worker, weights, server_round))
         slices, sizes = of_slices - by_label, sizes - counts
-        recovered.look(pixels(worker, slices[1:] / sizes[1:, None]))
+        recovered.add(pixels(worker, slices[1:] / sizes[1:, None]))
     return recovered
 
 
@@ -315,17 +328,18 @@ def presence(worker: SiteRuntime, images: Tensor) -> list[bool]:
     return answers
 
 
-def with_honest_weights(target: Target) -> Iterator[Figure]:
+def with_honest_weights(target: Target) -> Iterator[Extraction]:
     """Yield the results of a server that sends honest weights."""
+    attack = "one image an update"
     recovered = honest_weights(target, 1, 1, rounds=400)
-    images = len(recovered.images)
-    yield "min_examples: 1", "one image an update", *_had(recovered, images, 400)
+    yield _of_images("min_examples: 1", attack, recovered, 400)
     settings = experiment_over_sites(SOFTMAX, {"batch_size": 1, "local_steps": 1})
     try:
         target.opened(settings).train(TrainingRequest(CLIENT, None, 1, 0, [0]))
     except RefusedError as error:
         refused = {"refused": str(error)}
-        yield "the default", "one image an update", 0, images, refused
+        total = len(recovered.images)
+        yield Extraction("the default", attack, 0, total, refused)
     for size, steps in (
         (2, 1),
         (4, 1),
@@ -338,53 +352,54 @@ def with_honest_weights(target: Target) -> Iterator[Figure]:
     ):
         recovered = honest_weights(target, size, steps, rounds=60)
         attack = f"honest weights, {steps} step(s) of {size} image(s)"
-        yield f"min_examples: {size * steps}", attack, *_had(recovered, images, 60)
+        yield _of_images(f"min_examples: {size * steps}", attack, recovered, 60)
 
 
-def with_trap_weights(target: Target) -> Iterator[Figure]:
+def with_trap_weights(target: Target) -> Iterator[Extraction]:
     """Yield the images of a server that sends crafted weights."""
     wide = {"name": "mlp", "hidden_sizes": [2048, 8]}
     worker = target.opened(
         experiment_over_sites(wide, {**ONE_STEP, "learning_rate": 1e4})
     )
     recovered = trap_in_mlp(worker, target, 1.0, 1)
-    images = len(recovered.images)
-    yield "the default", "trap in an mlp of the server's", *_had(recovered, images, 1)
+    yield _of_images("the default", "trap in an mlp of the server's", recovered, 1)
     for rounds in (1, 5, 50):
         worker = target.opened(experiment_over_sites(MLP, HONEST))
         recovered = trap_in_mlp(worker, target, 0.3, rounds)
-        yield "experiment pinned", "trap in an mlp", *_had(recovered, images, rounds)
+        yield _of_images("experiment pinned", "trap in an mlp", recovered, rounds)
     for rounds in (1, 10, 50):
         settings = experiment_over_sites(SOFTMAX, {**ONE_STEP, "learning_rate": 1e6})
         recovered = trap_in_softmax(target.opened(settings), target, rounds)
         attack = "trap in softmax regression"
-        yield "models: [softmax_regression]", attack, *_had(recovered, images, rounds)
+        yield _of_images("models: [softmax_regression]", attack, recovered, rounds)
 
 
-def of_labels_and_presence(target: Target) -> Iterator[Figure]:
+def of_labels_and_presence(target: Target) -> Iterator[Extraction]:
     """Yield the labels and answers from updates and metrics."""
     cnn = {"name": "tiny_cnn", "embedding_dim": 32}
     for honest, whose in ((True, "honest"), (False, "trap")):
         worker = target.opened(experiment_over_sites(cnn, HONEST))
         true, estimated = label_counts(worker, honest=honest)
         attack = f"labels by the bias of one update, {whose} weights"
-        yield "experiment pinned", attack, *_labels(true, estimated, 1)
+        yield _of_labels("experiment pinned", attack, true, estimated, 1)
     worker = target.opened(experiment_over_sites(SOFTMAX, HONEST))
     attack = "labels of the validation split by losses"
-    yield "share_metrics: true", attack, *_labels(*label_counts_of_validation(worker))
+    true, estimated, answers = label_counts_of_validation(worker)
+    yield _of_labels("share_metrics: true", attack, true, estimated, answers)
     worker = target.opened(experiment_over_sites(MLP, HONEST))
     split = worker.source.data(CLIENT).validation.images
     present = split[:20].reshape(20, -1).double() / 255
-    answers = presence(worker, torch.cat([present, target.public[:20]]))
-    right = sum(answers[:20]) + sum(not answer for answer in answers[20:])
-    yield "share_metrics: true", "is it there?", right, 40, {"answers": 40}
+    is_present = presence(worker, torch.cat([present, target.public[:20]]))
+    right = sum(is_present[:20]) + sum(not answer for answer in is_present[20:])
+    yield Extraction("share_metrics: true", "is it there?", right, 40, {"answers": 40})
 
 
-def _labels(
-    true: Tensor, estimated: Tensor, answers: int
-) -> tuple[int, int, dict[str, Any]]:
+def _of_labels(
+    setting: str, attack: str, true: Tensor, estimated: Tensor, answers: int
+) -> Extraction:
     details = {"true": true.tolist(), "said": estimated.tolist(), "answers": answers}
-    return int((true == estimated).sum()), len(true), details
+    num_right = int((true == estimated).sum())
+    return Extraction(setting, attack, num_right, len(true), details)
 
 
 def experiment_over_sites(
@@ -394,9 +409,12 @@ def experiment_over_sites(
     return over_sites(experiment_with(model, training))
 
 
-def _had(recovered: Found, images: int, rounds: int) -> tuple[int, int, dict[str, Any]]:
+def _of_images(
+    setting: str, attack: str, recovered: ExtractedImages, rounds: int
+) -> Extraction:
     details = {"recognisable": len(recovered.recognised), "updates": rounds}
-    return len(recovered.exact), images, details
+    total = len(recovered.images)
+    return Extraction(setting, attack, len(recovered.exact), total, details)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -416,11 +434,19 @@ def main() -> None:
         test = torch.from_numpy(np.array(data.test.images))
         target = Target(Path(folder), test.reshape(len(test), -1).double() / 255)
         attacks = (with_honest_weights, with_trap_weights, of_labels_and_presence)
-        for setting, attack, had, of, details in chain(*(a(target) for a in attacks)):
-            say(f"site_leakage: {setting}: {attack}")
-            record = {"setting": setting, "attack": attack, **details}
+        for result in chain(*(attack(target) for attack in attacks)):
+            say(f"site_leakage: {result.setting}: {result.attack}")
+            record = {
+                "setting": result.setting,
+                "attack": result.attack,
+                **result.details,
+            }
             line = Measurement(
-                "site_leakage", [had], [of], "all there is to have", record
+                "site_leakage",
+                [result.extracted],
+                [result.total],
+                "number of all images, labels or answers",
+                record,
             )
             print(line.as_json(), flush=True)
 

@@ -21,10 +21,12 @@ from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.yaml_text import parse_yaml
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
 from papers.figures import markdown_of, over_runs
+from papers.files import read_files
 from papers.gains import read_gains, write_gains
 from papers.hours import write_hours
 from papers.pfllib import pfllib
-from papers.reproduce import Maker, Watcher, progress, read_files, write_report
+from papers.report import write_report
+from papers.reproduce import Maker, Watcher, progress
 from papers.rounds import read_rounds, shown
 from papers.sizes import write_sizes
 

@@ -30,7 +30,7 @@ _SHARED = ("only",)  # settings that may differ between figures in one folder
 
 
 @dataclass(frozen=True)
-class Figure:
+class PaperFigure:
     """A figure of the papers."""
 
     settings: type[Settings]
@@ -42,15 +42,15 @@ class Figure:
     draw: Callable[[Any, Any, FigureFolder], list[Drawing]]
 
 
-FIGURES: Mapping[str, Figure] = {
-    "memory": Figure(MemorySettings, RUN, "partitions", draw_memory),
-    "drift": Figure(DriftSettings, RUN, "clients", draw_drift),
-    "protonn": Figure(ProtoNNFigureSettings, RUN, "clients", draw_protonn),
-    "quality": Figure(QualitySettings, EXPERIMENT, "stages", draw_quality),
-    "fedbasis-collapse": Figure(
+FIGURES: Mapping[str, PaperFigure] = {
+    "memory": PaperFigure(MemorySettings, RUN, "partitions", draw_memory),
+    "drift": PaperFigure(DriftSettings, RUN, "clients", draw_drift),
+    "protonn": PaperFigure(ProtoNNFigureSettings, RUN, "clients", draw_protonn),
+    "quality": PaperFigure(QualitySettings, EXPERIMENT, "stages", draw_quality),
+    "fedbasis-collapse": PaperFigure(
         CollapseSettings, EXPERIMENT, "trainings", draw_collapse
     ),
-    "three-approaches": Figure(
+    "three-approaches": PaperFigure(
         ThreeApproachesSettings, NOTHING, "points", draw_three_approaches
     ),
 }
@@ -149,7 +149,9 @@ def read_figure(path: Path) -> FigurePlan:
     return FigurePlan(settings.name, settings.figure, options, experiment)
 
 
-def _problems_of(settings: FigureFileSettings, figure: Figure) -> Iterator[Problem]:
+def _problems_of(
+    settings: FigureFileSettings, figure: PaperFigure
+) -> Iterator[Problem]:
     sources = [name for name in ("experiment", "base") if getattr(settings, name)]
     if figure.needs == NOTHING:
         for name in [*sources, *(["set"] if settings.set else [])]:

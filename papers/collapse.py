@@ -49,7 +49,7 @@ TITLE = "What keeps FedBasis' bases apart (Figure 2)"
 _ENDS = ("accuracy", "unseen_accuracy")
 
 # Records by variant and seed.
-Records = Mapping[str, dict[int, PartRecord]]
+RecordsBySeed = Mapping[str, dict[int, PartRecord]]
 _COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
 _DASHES = ":", ":", "-", ":", "-"
 
@@ -241,7 +241,7 @@ def draw_collapse(
         return follow_bases(bench).as_record()
 
     records = folder.finish(parts, follow)
-    records_of: Records = {variant: {} for variant in VARIANTS}
+    records_of: RecordsBySeed = {variant: {} for variant in VARIANTS}
     for (variant, seed), record in zip(parts.values(), records, strict=True):
         records_of[variant][seed] = record
     header = ("treated", "similarity", "entropy", "accuracy", "unseen")
@@ -275,7 +275,7 @@ def _cells(by_seed: Mapping[int, PartRecord]) -> Iterator[str]:
         yield estimate(record[name] for record in records).text()
 
 
-def _rows(records_of: Records) -> Iterator[tuple[object, ...]]:
+def _rows(records_of: RecordsBySeed) -> Iterator[tuple[object, ...]]:
     for variant, by_seed in records_of.items():
         for seed, record in by_seed.items():
             pairs = zip(record["similarity"], record["entropy"], strict=True)
@@ -286,7 +286,7 @@ def _rows(records_of: Records) -> Iterator[tuple[object, ...]]:
 
 
 @styled
-def _picture(records_of: Records) -> Figure:
+def _picture(records_of: RecordsBySeed) -> Figure:
     figure = Figure(figsize=(9.0, 4.2), layout="constrained")
     similarity_axes, right = figure.subplots(1, 2)
     lines = zip(records_of.items(), _COLORS, _DASHES, strict=True)

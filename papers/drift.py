@@ -25,10 +25,7 @@ from knnper.datastore.examples import NewExamples
 from knnper.datastore.memory import KnnSettings
 from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import Store
-from knnper.datastore.tuning import (
-    choose_knn_weight,
-    knn_weight_grid,
-)
+from knnper.datastore.tuning import choose_knn_weight, knn_weight_grid
 from knnper.simulation.partition.allocation import Integers
 from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
 from knnper.simulation.partition.split import client_names
@@ -38,7 +35,7 @@ from knnper.simulation.reports.text import percent
 from knnper.simulation.trained_model import TrainedModel
 from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
-from papers.memory import Embedded, classifier, embed
+from papers.new_clients import Embedded, classifier, embed
 
 # Mean number of training images per client; with fewer, most batches are empty.
 FEWEST_IMAGES = 10

@@ -10,7 +10,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 import numpy as np
@@ -20,44 +19,18 @@ from pydantic import Field
 from torch import Tensor
 
 from knnper import (
-    Examples,
-    LabelledArrays,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     RandomKey,
-    RunError,
     Settings,
     UnitInterval,
 )
-from knnper.datastore.examples import NewExamples, StoreSpec
-from knnper.datastore.memory import KnnSettings
-from knnper.datastore.policy import StoreSettings
-from knnper.datastore.prediction import (
-    KERNELS,
-    Apply,
-    KnnPredictor,
-    NeighborClassifier,
-    interpolate,
-)
-from knnper.datastore.store import UNNAMED, Store, empty_memory_store, memory_store
-from knnper.datastore.tuning import (
-    ParameterGrid,
-    Queries,
-    fill_and_tune,
-    held_out,
-    knn_weight_grid,
-    num_correct,
-    score,
-)
-from knnper.simulation.partition.allocation import Integers
-from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
-from knnper.simulation.partition.settings import PartitionSettings
-from knnper.simulation.partition.split import ClientPart
+from knnper.datastore.tuning import ParameterGrid, knn_weight_grid
+from knnper.simulation.partition.dirichlet import DirichletSettings
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies import evaluate
 from papers.figures import (
     Drawing,
     FigureCurve,
@@ -67,17 +40,23 @@ from papers.figures import (
     curve_of,
     curve_over,
     curve_rows,
-    knn_settings,
     plot_curves,
+)
+from papers.new_clients import (
+    NewClient,
+    NewClientService,
+    UnseenImages,
+    count_correct,
+    count_correct_with_each,
+    size_at,
 )
 
 PanelName = Literal[
     "capacity", "knn-weight", "neighbors", "kernel-scale", "best-weight", "hardware"
 ]
-
 _SOME = Field(min_length=1)
 _TENTHS = tuple(number / 10 for number in range(11))
-Records = Mapping[float, Sequence[PartRecord]]  # by alpha, a record per partition
+RecordsByAlpha = Mapping[float, Sequence[PartRecord]]  # one per partition
 _KINDS = {"chosen": "λ chosen by each client", "alone": "neighbours alone (λ = 1)"}
 _GROUPS = {"weak": "weak", "strong": "strong", "all": "average"}
 Points = Sequence[PartRecord]
@@ -127,216 +106,6 @@ class MemorySettings(Settings):
     num_neighbors: tuple[PositiveInt, ...] = (1, 3, 5, 7, 10, 12, 14, 16)
     kernel_scales: tuple[PositiveFloat, ...] = (0.01, 0.03, 0.1, 1.0, 10.0, 100.0)
     imbalances: tuple[Annotated[float, Field(ge=0, le=0.5)], ...] = _TENTHS[:6]
-
-
-@dataclass(frozen=True, eq=False)
-class Embedded:
-    """n embedded images: φ(x) (n, p), global probabilities (n, c), labels (n,)."""
-
-    embeddings: Tensor
-    probabilities: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return int(self.labels.shape[0])
-
-    def at(self, chosen: slice | Tensor) -> "Embedded":
-        """Return the chosen images."""
-        return Embedded(
-            self.embeddings[chosen], self.probabilities[chosen], self.labels[chosen]
-        )
-
-    def first(self, count: int) -> "Embedded":
-        """Return the first ``count`` images."""
-        return self.at(slice(count))
-
-    def followed_by(self, other: "Embedded") -> "Embedded":
-        """Concatenate two sets of images."""
-        return Embedded(
-            torch.cat([self.embeddings, other.embeddings]),
-            torch.cat([self.probabilities, other.probabilities]),
-            torch.cat([self.labels, other.labels]),
-        )
-
-    def num_correct(self, local: Tensor | None = None, knn_weight: float = 0.0) -> int:
-        """Count correct predictions of the global model, with or without a memory."""
-        mixed = self.probabilities
-        if local is not None:
-            mixed = interpolate(local, mixed, knn_weight)
-        return int((mixed.argmax(dim=1) == self.labels).sum())
-
-    def store(self, settings: StoreSettings | None = None) -> Store:
-        """Store the images in a memory."""
-        num_classes = self.probabilities.shape[1]
-        return memory_store(self.embeddings, self.labels, num_classes, settings)
-
-
-def embed(model: TrainedModel, split: LabelledArrays, indices: Integers) -> Embedded:
-    """Embed the images of a split at ``indices``, (n,), with the global model."""
-    examples = split.examples_at(indices)
-    embeddings = model.embed(examples.images)
-    return Embedded(embeddings, model.head(embeddings), examples.labels)
-
-
-def classifier(store: Store, knn: KnnSettings) -> NeighborClassifier:
-    """Return the function from embeddings to the votes of stored neighbours."""
-    return NeighborClassifier(store, knn.num_neighbors, knn.kernel, knn.kernel_scale)
-
-
-@dataclass(frozen=True, eq=False)
-class NewClient:
-    """A new client's known images, in random order, and its test images."""
-
-    known: Embedded
-    test: Embedded
-
-
-@dataclass(frozen=True, eq=False)
-class UnseenImages:
-    """The images of the clients that took no part in training, for new partitions."""
-
-    model: TrainedModel
-
-    @cached_property
-    def known(self) -> Embedded:
-        """Training and validation images of unseen clients, embedded."""
-        indices = [part.train for part in self._parts]
-        indices += [part.validation for part in self._parts]
-        return embed(self.model, self.model.dataset.train, _joined(indices))
-
-    @cached_property
-    def test(self) -> Embedded:
-        """Test images of unseen clients, embedded."""
-        indices = _joined([part.test for part in self._parts])
-        return embed(self.model, self.model.dataset.test, indices)
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients that took no part in training."""
-        return len(self._parts)
-
-    @property
-    def num_known(self) -> int:
-        """Number of their training and validation images."""
-        return sum(len(part.train) + len(part.validation) for part in self._parts)
-
-    def require_clients(self, num_clients: int) -> None:
-        """Raise if there are too few images for the new clients."""
-        if self.num_clients == 0:
-            raise RunError(
-                "all clients took part in training, expected some unseen clients, "
-                "whose images become those of new clients; run with --set "
-                "partition.unseen_fraction=0.2"
-            )
-        if all(len(part.test) == 0 for part in self._parts):
-            raise RunError(
-                f"found no test images at the {self.num_clients} unseen clients; run "
-                "with a larger partition.unseen_fraction"
-            )
-        if num_clients > self.num_known:
-            raise RunError(
-                f"found {num_clients} clients, expected at most {self.num_known}, the "
-                "training images of the unseen clients; give fewer clients"
-            )
-
-    def partition(
-        self, num_clients: int, alpha: float, key: RandomKey
-    ) -> tuple[NewClient, ...]:
-        """Partition all images over new clients, by a Dirichlet draw for each label."""
-        settings = DirichletSettings(num_clients=num_clients, alpha=alpha)
-        labels = self.known.labels.numpy(), self.test.labels.numpy()
-        # "deal" is the name of the random key, so it fixes the numbers of a seed.
-        drawn = dirichlet(*labels, settings, key.child("deal"))
-        orders = (
-            key.child("order", number).numpy().permutation(known)
-            for number, known in enumerate(drawn.train)
-        )
-        return tuple(
-            NewClient(
-                self.known.at(torch.from_numpy(known)),
-                self.test.at(torch.from_numpy(test)),
-            )
-            for known, test in zip(orders, drawn.test, strict=True)
-        )
-
-    @property
-    def _parts(self) -> tuple[ClientPart, ...]:
-        clients = self.model.partition.clients
-        return tuple(client for client in clients if not client.seen)
-
-
-def _joined(parts: list[Integers]) -> Integers:
-    """Return the unique indices, ascending, since clients may share test images."""
-    return np.unique(np.concatenate(parts))
-
-
-@dataclass(frozen=True, eq=False)
-class NewClientService:
-    """Serving of new clients with a memory of all their images."""
-
-    head: Apply  # embeddings (n, p) -> probabilities of the global model (n, c)
-    knn: KnnSettings
-    validation_fraction: float  # fraction of images on which a client chooses λ, [0, 1)
-
-    @classmethod
-    def of(cls, model: TrainedModel) -> "NewClientService":
-        """Build the service with the settings of a run."""
-        partition = model.experiment.partition.settings
-        fraction = 0.2
-        if isinstance(partition, PartitionSettings):
-            fraction = partition.validation_fraction
-        return cls(model.head, knn_settings(model.experiment), fraction)
-
-    def predictor(self, client: NewClient, num_known: int) -> KnnPredictor:
-        """Build the predictor of a client with the first ``num_known`` of its images.
-
-        λ is chosen on a part of them with the others in the store, then all are stored,
-        as in `knnper.strategies.knn_per.knn_predictor`. Test images are not used. The
-        predictor takes embeddings (n, p) in place of images.
-        """
-        known = client.known.first(num_known)
-        # At least one image stays in the store.
-        count = int(self.validation_fraction * num_known + 0.5)
-        count = min(count, max(num_known - 1, 0))
-        num_classes, dim = known.probabilities.shape[1], known.embeddings.shape[1]
-        store = empty_memory_store(StoreSpec(num_classes), dim, UNNAMED)
-        tuned = fill_and_tune(
-            store,
-            NewExamples(known.embeddings[count:], known.labels[count:]),
-            NewExamples(known.embeddings[:count], known.labels[:count]),
-            self.head,
-            self.knn,
-        )
-        return tuned.predictor(
-            lambda embeddings: embeddings, self.head, store, self.knn
-        )
-
-
-def count_correct(predictor: KnnPredictor, client: NewClient) -> int:
-    """Count the test images of a client that its predictor classifies correctly."""
-    test = client.test
-    return evaluate(predictor, Examples(test.embeddings, test.labels)).num_correct
-
-
-def count_correct_with_each(
-    client: NewClient, num_known: int, knn: KnnSettings, choices: ParameterGrid
-) -> Tensor:
-    """Count correct test images for each λ, k and σ, for curves rather than a choice.
-
-    The first ``num_known`` images are in the store; with none, the client serves the
-    global model for any λ. Returns float64 of the choices' `shape`.
-    """
-    known, test = client.known.first(num_known), client.test
-    if num_known == 0:
-        return torch.full(choices.shape, test.num_correct(), dtype=torch.float64)
-    queries = Queries(test.embeddings, test.probabilities, test.labels)
-    evidence = held_out(known.store(), queries, max(choices.num_neighbors))
-    return score(evidence, choices, KERNELS[knn.kernel], num_correct)
-
-
-def size_at(num_known: int, capacity: float) -> int:
-    """Return the number of images that fit, rounded, at most all."""
-    return min(num_known, int(capacity * num_known + 0.5))
 
 
 @dataclass(frozen=True, eq=False)
@@ -412,17 +181,17 @@ class Panel:
     x_label: str
     columns: tuple[str, str, str]  # of the table: label of lines, and the two axes
     measure: Callable[[Population], PartRecord]
-    curves: Callable[[Records, MemorySettings], Sequence[FigureCurve]]
+    curves: Callable[[RecordsByAlpha, MemorySettings], Sequence[FigureCurve]]
     # From the run's α to the values of α of the figure.
     alphas: Callable[[float, MemorySettings], Sequence[float]] = lambda alpha, _: (
         alpha,
     )
     log_x: bool = False
     # Correlations of the two axes by line, for some figures.
-    correlations: Callable[[Records], Mapping[str, float | None]] = lambda _: {}
+    correlations: Callable[[RecordsByAlpha], Mapping[str, float | None]] = lambda _: {}
 
 
-def _only(records: Records) -> Sequence[PartRecord]:
+def _only(records: RecordsByAlpha) -> Sequence[PartRecord]:
     (records_of_part,) = records.values()
     return records_of_part
 
@@ -443,7 +212,7 @@ def _curve_of_points(
 
 
 def _curves_by_weight(
-    records: Records, settings: MemorySettings
+    records: RecordsByAlpha, settings: MemorySettings
 ) -> Sequence[FigureCurve]:
     """Return the curves of records ``{label: accuracy by λ}``."""
     records_of_part = _only(records)
@@ -462,7 +231,7 @@ def _capacity_points(population: Population) -> PartRecord:
 
 
 def _capacity_curves(
-    records: Records, settings: MemorySettings
+    records: RecordsByAlpha, settings: MemorySettings
 ) -> Sequence[FigureCurve]:
     places = settings.capacities
     return [
@@ -502,7 +271,7 @@ def _by_neighbors(population: Population) -> PartRecord:
 
 
 def _neighbors_curves(
-    records: Records, settings: MemorySettings
+    records: RecordsByAlpha, settings: MemorySettings
 ) -> Sequence[FigureCurve]:
     places = sorted(set(settings.num_neighbors))
     return [
@@ -532,7 +301,7 @@ def _weak_and_strong(population: Population) -> PartRecord:
 
 
 def _hardware_curves(
-    records: Records, settings: MemorySettings
+    records: RecordsByAlpha, settings: MemorySettings
 ) -> Sequence[FigureCurve]:
     return [
         _curve_of_points(
@@ -578,14 +347,15 @@ _OF_EACH: Mapping[str, Callable[[Sequence[float], Points], float]] = {
     ),
     "λ_opt, best on its test images (the paper's)": _best_of_each,
 }
-
 _WEIGHT_LINES = {
     **_OF_EACH,
     "best on the test images of all of that size": _best_together,
 }
 
 
-def _best_weight_curves(records: Records, _: MemorySettings) -> Sequence[FigureCurve]:
+def _best_weight_curves(
+    records: RecordsByAlpha, _: MemorySettings
+) -> Sequence[FigureCurve]:
     records_of_part = _only(records)
     weights = records_of_part[0]["weights"]
     runs = [_power_of_two(record["points"]) for record in records_of_part]
@@ -614,7 +384,7 @@ def _power_of_two(points: Points) -> Mapping[int, Points]:
     return points_of
 
 
-def _weight_correlations(records: Records) -> Mapping[str, float | None]:
+def _weight_correlations(records: RecordsByAlpha) -> Mapping[str, float | None]:
     """Correlate the λ of the points with the logarithm of their sizes."""
     records_of_part = _only(records)
     points = [point for record in records_of_part for point in record["points"]]

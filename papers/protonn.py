@@ -19,16 +19,13 @@ from knnper import (
 )
 from knnper.datastore.memory import KnnSettings
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
-from knnper.datastore.tuning import (
-    choose_knn_weight,
-    knn_weight_grid,
-)
+from knnper.datastore.tuning import choose_knn_weight, knn_weight_grid
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.text import percent
 from knnper.simulation.trained_model import TrainedModel
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
-from papers.memory import Embedded, classifier, embed
+from papers.new_clients import Embedded, classifier, embed
 
 # ``examples -> (predictor, bytes)``.
 Fit = Callable[[Embedded], tuple[Callable[[Tensor], Tensor], int]]

@@ -44,7 +44,8 @@ from papers.figures import (
     curve_rows,
     plot_curves,
 )
-from papers.memory import MemorySettings, NewClientService, Population, UnseenImages
+from papers.memory import MemorySettings, Population
+from papers.new_clients import NewClientService, UnseenImages
 
 _SOME = Field(min_length=1)
 _EPOCHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from papers.reproduce import File, read_file
+from papers.files import File, read_file
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,7 @@ from knnper.simulation.experiments import find_experiment
 from knnper.simulation.partition.settings import PartitionSettings
 from knnper.yaml_text import dump_yaml, parse_yaml, read_yaml
 from papers.catalogue import FigurePlan
-from papers.reproduce import Plan, leading_comment, read_file, split_title
+from papers.files import Plan, leading_comment, read_file, split_title
 from tests.docs.plan_files import read_plan_file
 
 Rows = dict[str, list[str]]

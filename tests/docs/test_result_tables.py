@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from docs import tables
+from docs import results_page, tables
+from docs.result_files import (
+    POINTS,
+    RESULTS,
+    all_results,
+    read_points,
+    read_results,
+)
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.reports.estimate import estimate
@@ -17,7 +24,7 @@ from tests.docs.plan_files import read_plan_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [str(path.relative_to(ROOT)) for path in tables.pages()]
-FILES = [results.name for results in tables.all_results()]
+FILES = [results.name for results in all_results()]
 QUOTED = re.compile(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)")
 # What its commands print is listed there; they are part of the page.
 OUTPUTS = "docs/tutorials/"
@@ -27,13 +34,13 @@ OUTPUTS = "docs/tutorials/"
 def known() -> set[tuple[str, str]]:
     """Return all means with half of their intervals, as pages have them."""
     figures = set()
-    for results in tables.all_results():
+    for results in all_results():
         for result in results.results:
             for column in result.line:
                 if f"{column}_half_width" in result.line:
                     text = result.figure(column).text()
                     figures |= {match.groups() for match in QUOTED.finditer(text)}
-    texts = [path.read_text() for path in tables.RESULTS.glob("*.md")]
+    texts = [path.read_text() for path in RESULTS.glob("*.md")]
     for text in (*texts, *differences()):
         figures |= {match.groups() for match in QUOTED.finditer(text)}
     return figures  # type: ignore[return-value]
@@ -77,7 +84,7 @@ def test_quoted_figures_are_in_result_files(page: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_result_file_matches_its_shipped_file(name: str) -> None:
-    results = tables.read_results(tables.RESULTS / f"{name}.csv")
+    results = read_results(RESULTS / f"{name}.csv")
     plan = read_plan_file(results.source).plan
     assert isinstance(plan, Comparison | Sweep)
     assert results.titles == {
@@ -91,17 +98,18 @@ def test_result_file_matches_its_shipped_file(name: str) -> None:
         if isinstance(plan, Sweep):
             points = plan.variants[result.name]
             assert result.settings in [point.values for point in points]
-    text = (tables.RESULTS / f"{name}.csv").read_text(encoding="utf-8")
+    text = (RESULTS / f"{name}.csv").read_text(encoding="utf-8")
     assert not re.search(r"(^|[\s\"'=])/(tmp|home|work|root)\b", text)
     assert results.command.split()[0] in ("knnper", "python")
 
 
 @pytest.mark.parametrize(
-    "name", [path.stem for path in (tables.RESULTS / tables.POINTS).glob("*.csv")]
+    "name",
+    [path.stem for path in (RESULTS / POINTS).glob("*.csv")],
 )
 def test_points_average_to_the_table(name: str) -> None:
-    results = tables.read_results(tables.RESULTS / f"{name}.csv")
-    points = tables.read_points(tables.RESULTS / tables.POINTS / f"{name}.csv")
+    results = read_results(RESULTS / f"{name}.csv")
+    points = read_points(RESULTS / POINTS / f"{name}.csv")
     assert results.results
     for result in results.results:
         runs = [
@@ -192,14 +200,14 @@ b,9,0,,diverged,,
 def test_difference_of_two_rows_is_per_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / tables.POINTS).mkdir()
+    (tmp_path / POINTS).mkdir()
     swept = SWEPT + "b,5,1,0.25,,,0.25,-0.125,B,0\n"
     for name, table, points in (
         ("few", BY_HAND, SEEDS),
         ("swept", swept, SWEPT_SEEDS),
     ):
         (tmp_path / f"{name}.csv").write_text(table)
-        (tmp_path / tables.POINTS / f"{name}.csv").write_text(points)
+        (tmp_path / POINTS / f"{name}.csv").write_text(points)
     pair = {"files": ["few"], "pairs": [["b", "a"]], "columns": ["seen_average"]}
     table = tables.marked_table(pair, tmp_path)
     # 12.5 and 25 points: the mean is 18.75, t · 8.839 / √2 = 79.4.
@@ -222,29 +230,29 @@ def test_difference_of_two_rows_is_per_seed(
     assert capsys.readouterr().out == table
     with pytest.raises(SystemExit, match=r"few\.csv: no row c"):
         tables.marked_table({**pair, "pairs": [["c", "a"]]}, tmp_path)
-    (tmp_path / tables.POINTS / "few.csv").unlink()
+    (tmp_path / POINTS / "few.csv").unlink()
     with pytest.raises(SystemExit, match="figures of each seed are not kept"):
         tables.marked_table(pair, tmp_path)
 
 
 def test_page_of_all_results_needs_no_network() -> None:
-    files = tables.all_results()
-    page = tables.offline_page(files)
+    files = all_results()
+    page = results_page.offline_page(files)
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page
     assert not re.search(r"(src|href)=\"(?!#)", page.split("<body>")[1])
-    assert page.count("<tr data-experiment") == len(tables.all_rows(files))
+    assert page.count("<tr data-experiment") == len(results_page.all_rows(files))
     for results in files:
         assert f"<code>{results.command}</code>" in page
         assert f'id="results-{results.name}"' in page
 
 
 def test_differences_are_to_fedavg_and_to_knn_per() -> None:
-    demo = [row for row in tables.all_results() if row.name == "demo_seeds"]
+    demo = [row for row in all_results() if row.name == "demo_seeds"]
     rows = {
         (row["result"].name, row["group"]): row["cells"]
-        for row in tables.all_rows(demo)
+        for row in results_page.all_rows(demo)
     }
     average, vs_fedavg, vs_knn_per = rows["knn_per", "seen"][:3]
     assert average.value == pytest.approx(

@@ -15,7 +15,8 @@ from knnper.simulation.batches.progress import (
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.yaml_text import dump_yaml
 from papers.figures import OnPart
-from papers.reproduce import File, Watcher
+from papers.files import File
+from papers.reproduce import Watcher
 
 BASE: dict[str, Any] = {
     "name": "base",

@@ -37,7 +37,7 @@ from papers.drift_alarm import (
     log_mean,
     neighbor_scores,
 )
-from papers.memory import Embedded
+from papers.new_clients import Embedded
 
 pytestmark = pytest.mark.integration
 

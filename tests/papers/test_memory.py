@@ -23,17 +23,19 @@ from papers.catalogue import make_figure
 from papers.figures import OnPart, PartRecord
 from papers.memory import (
     PANELS,
-    Embedded,
     MemorySettings,
-    NewClient,
-    NewClientService,
     PanelName,
     Population,
-    UnseenImages,
     completed,
+    paper_sizes,
+)
+from papers.new_clients import (
+    Embedded,
+    NewClient,
+    NewClientService,
+    UnseenImages,
     count_correct,
     count_correct_with_each,
-    paper_sizes,
     size_at,
 )
 from tests.papers.small_files import quiet

@@ -33,7 +33,7 @@ from papers.collapse import (
     settings_of,
 )
 from papers.figures import PartRecord
-from papers.memory import Embedded
+from papers.new_clients import Embedded
 from papers.protonn import (
     ClientSplits,
     ProtoNNFigureSettings,

@@ -25,19 +25,11 @@ from papers.__main__ import app
 from papers.catalogue import FIGURES, FigureName, read_figure
 from papers.collapse import CollapseSettings
 from papers.drift import DriftSettings
+from papers.durations import TimeRecords
+from papers.files import Paragraph, leading_comment, read_files
 from papers.memory import PANELS, MemorySettings, PanelName
-from papers.reproduce import (
-    COMMAND,
-    Made,
-    Maker,
-    Paragraph,
-    Records,
-    leading_comment,
-    make_run,
-    read_files,
-    summary,
-    write_report,
-)
+from papers.report import COMMAND, Made, summary, write_report
+from papers.reproduce import Maker, make_run
 from tests.papers.small_files import (
     BASE,
     COMPARISON,
@@ -120,7 +112,7 @@ def test_what_is_done_is_not_done_again(reproduced: Reproduced) -> None:
     assert lost.failure is None
     assert "nowhere does not exist" in str(lost.missing)
     for old, new in zip(reproduced.made, again, strict=True):
-        assert old.making == new.making
+        assert old.time_spent == new.time_spent
         if old.shown and new.shown:
             assert old.shown.tables == new.shown.tables
     assert summary(again).startswith("Of 6: 5 done, 1 left out: its data are not")
@@ -187,8 +179,8 @@ def test_seconds_outlive_the_command(reproduced: Reproduced) -> None:
     found = {json.loads(line)["name"]: json.loads(line)["seconds"] for line in lines}
     assert found.keys() == {*NAMES} - {"lost"}
     for one in reproduced.made:
-        assert one.making.seconds == found.get(one.file.name, 0.0)
-        assert one.making.environment["num_cpus"] > 0
+        assert one.time_spent.seconds == found.get(one.file.name, 0.0)
+        assert one.time_spent.environment["num_cpus"] > 0
 
 
 def test_two_commands_do_not_share_a_folder(
@@ -222,7 +214,7 @@ def test_a_sweep_that_changed_shows_what_it_asks_for(tmp_path: Path) -> None:
     page = (tmp_path / "out/neighbors/report.html").read_text()
     assert "num_neighbors 1" not in page
     # Nothing had to be made.
-    assert second.making == first.making
+    assert second.time_spent == first.time_spent
     assert len(list((tmp_path / "out/neighbors/runs").iterdir())) == 2
 
 
@@ -249,7 +241,7 @@ def test_older_code_is_told(tmp_path: Path) -> None:
     assert anew.shown.remarks == ()
     seconds = JsonLines(output / "seconds.jsonl").read()
     (mine,) = [one["seconds"] for one in seconds if one["name"] == BASE["name"]]
-    assert anew.making.seconds == mine
+    assert anew.time_spent.seconds == mine
 
 
 def test_a_fault_does_not_stop_others(
@@ -452,7 +444,7 @@ def test_paragraphs_and_listings() -> None:
 
 def take(output: Path, seconds: float, *made: str) -> float:
     """Return what is known after a file took so long, in which these were made."""
-    records = Records(output)
+    records = TimeRecords(output)
     before = records.begin("base")
     for name in made:
         path = output / name
@@ -460,7 +452,7 @@ def take(output: Path, seconds: float, *made: str) -> float:
         with path.open("a") as file:
             file.write("{}\n")
     records.note("base", seconds, before)
-    return records.making_of("base").seconds
+    return records.time_of("base").seconds
 
 
 def test_the_seconds_of_an_interrupted_file_add_up(tmp_path: Path) -> None:
@@ -474,16 +466,16 @@ def test_the_seconds_of_an_interrupted_file_add_up(tmp_path: Path) -> None:
     assert take(tmp_path, 9.0) == take(tmp_path, 9.0, "base/table.md") == 7.0
     shutil.rmtree(tmp_path / "base/runs/b")
     assert take(tmp_path, 3.0, "base/runs/b/results.json") == 10.0
-    assert Records(tmp_path).making_of("other").seconds == 0.0
+    assert TimeRecords(tmp_path).time_of("other").seconds == 0.0
 
 
 @pytest.mark.parametrize("deleted", ["base", "base/runs"])
 def test_seconds_go_with_what_was_made_in_them(tmp_path: Path, deleted: str) -> None:
     take(tmp_path, 2.0, "base/runs/a/results.json")
-    Records(tmp_path).note("other", 1.0, frozenset({("gone", 0)}))
+    TimeRecords(tmp_path).note("other", 1.0, frozenset({("gone", 0)}))
     shutil.rmtree(tmp_path / deleted)
     assert take(tmp_path, 3.0, "base/runs/a/results.json") == 3.0
-    assert Records(tmp_path).making_of("other").seconds == 1.0
+    assert TimeRecords(tmp_path).time_of("other").seconds == 1.0
 
 
 def test_the_environment_is_the_last(
@@ -491,11 +483,11 @@ def test_the_environment_is_the_last(
 ) -> None:
     def taken(*made: str) -> object:
         take(tmp_path, 1.0, *made)
-        return Records(tmp_path).making_of("base").environment
+        return TimeRecords(tmp_path).time_of("base").environment
 
     for cores in (1, 2):
         found = {"num_cpus": cores}
-        monkeypatch.setattr("papers.reproduce.environment", lambda found=found: found)
+        monkeypatch.setattr("papers.durations.environment", lambda found=found: found)
         assert taken(*(["base/results.json"] if cores == 1 else [])) == {"num_cpus": 1}
     shutil.rmtree(tmp_path / "base")
     assert taken("base/results.json") == {"num_cpus": 2}
