@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +12,14 @@ from knnper.records import is_same
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint
 from knnper.server.federation import Federation, Reply, Request, Step
-from knnper.server.results import in_groups, result_problem
+from knnper.server.plausibility import result_problem
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import ClientResult, ClientResults
 from knnper.transport.messages import Purpose
+
+# Images of one group of clients: their task takes a fraction of a second, so that many
+# workers are busy until the end, and the overhead of a task is small.
+IMAGES_AT_ONCE = 1024
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +100,20 @@ def requests_to_personalize(
             if not done.issuperset(clients):
                 rounds = trained.history.state_rounds(clients, last_round)
                 yield Request(clients, payload, reference, clients[0] in seen, rounds)
+
+
+def in_groups(
+    sizes: Mapping[str, int], at_once: int = IMAGES_AT_ONCE
+) -> Iterator[tuple[str, ...]]:
+    """Yield groups of clients, in the order of ``sizes``, of about the same size."""
+    num_groups = max(1, math.ceil(sum(sizes.values()) / at_once))
+    share = max(1, sum(sizes.values())) / num_groups
+    ends = itertools.accumulate(sizes.values())
+    # A client belongs to the group that contains its middle image.
+    middles = (end - size / 2 for end, size in zip(ends, sizes.values(), strict=True))
+    numbered = zip(sizes, (int(middle / share) for middle in middles), strict=True)
+    for _, group in itertools.groupby(numbered, key=lambda member: member[1]):
+        yield tuple(name for name, _ in group)
 
 
 def _groups(

@@ -1,21 +1,113 @@
-"""Validate ``results.json`` and ``rounds.jsonl`` before they are used.
+"""The files of a run's results: write ``clients.csv``; validate the others on reading.
 
-A run's folder may be damaged, edited or copied from another machine. Its files are
-validated, so that a wrong value is an error with file and place, and not an exception
-in the middle of a report. Unknown keys are allowed, since other versions may write
-them.
+A run's folder may be damaged, edited or copied from another machine. ``results.json``
+and ``rounds.jsonl`` are validated, so that a wrong value is an error with file and
+place, and not an exception in the middle of a report. Unknown keys are allowed, since
+other versions may write them.
 """
 
-from collections.abc import Mapping
+import codecs
+import csv
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from knnper.files import written_atomically
+from knnper.metrics import ACCURACY
+from knnper.server.results import metric_of
 from knnper.settings import LARGEST_COUNT, shown
+from knnper.strategies.core.task import ClientResult
 
+# Former names of keys in result files, which are still read.
+EARLIER_NAMES = {
+    "fraction_hurt": "fraction_degraded",
+    "hand_over": "model_distribution",
+    "away": "offline",
+}
+
+_COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
 _LARGEST_NUMBER = 1e100  # as `LARGEST_LOSS`; beyond it sums and charts may overflow
+
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Number = Annotated[float, Field(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
+
+
+def write_clients_csv(
+    path: Path,
+    results: Iterable[ClientResult],
+    metrics: Sequence[str] = (),
+    columns_of_clients: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> None:
+    """Write one row a client; equal results give equal bytes.
+
+    Parameters
+    ----------
+    results
+        Sorted by name; iterated twice.
+    columns_of_clients
+        Further columns, by client.
+    """
+    measured = list(dict.fromkeys([ACCURACY, "log_loss", *metrics]))
+    columns = [
+        *_COLUMNS,
+        *(column for result in measured for column in columns_of(result)),
+    ]
+    chosen = {
+        key
+        for result in results
+        for key in itertools.chain(
+            result.chosen, columns_of_clients.get(result.client, ())
+        )
+    }
+    header = [*columns, *sorted(chosen.difference(columns))]
+    with written_atomically(path) as file:
+        text = codecs.getwriter("utf-8")(file)
+        writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {**_row(result, measured), **columns_of_clients.get(result.client, {})}
+            for result in results
+        )
+
+
+def columns_of(metric: str) -> tuple[str, str]:
+    """Return the columns of a metric: of the client's own and the global model."""
+    return metric, f"{metric}_global"
+
+
+def _row(result: ClientResult, metrics: Sequence[str]) -> dict[str, str]:
+    models = result.personal, result.reference
+    figures = {
+        column: metric_of(model, metric)
+        for metric in metrics
+        for column, model in zip(columns_of(metric), models, strict=True)
+    }
+    return {
+        **{name: repr(float(value)) for name, value in result.chosen.items()},
+        "client": result.client,
+        "seen": str(result.seen).lower(),
+        "num_train": str(result.num_train),
+        "num_validation": str(result.num_validation),
+        "num_test": str(result.personal.num_examples),
+        **{
+            name: "" if value is None else repr(value)
+            for name, value in figures.items()
+        },
+    }
+
+
+def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
+    """Replace former names in the content of a ``results.json``."""
+    groups = [results.get(name, {}) for name in ("seen", "unseen")]
+    figures = [group.get("global", {}) for group in groups]
+    for part in (*groups, *figures, results.get("hand_over", {}), results):
+        for name in EARLIER_NAMES.keys() & part.keys():
+            part[EARLIER_NAMES[name]] = part.pop(name)
+    return results
 
 
 class _DocumentForm(BaseModel):
@@ -99,22 +191,19 @@ class _RoundForm(_DocumentForm):
     left_out: list[str] = []
 
 
-_RESULTS, _ROUND = TypeAdapter(_ResultsForm), TypeAdapter(_RoundForm)
-
-
 def results_problem(document: Mapping[str, Any]) -> str | None:
     """Describe the first invalid value of a ``results.json``; None if it is valid."""
-    return _problem(_RESULTS, document)
+    return _problem(_ResultsForm, document)
 
 
 def round_problem(record: Mapping[str, Any]) -> str | None:
     """Describe the first invalid value of a round's record; None if it is valid."""
-    return _problem(_ROUND, record)
+    return _problem(_RoundForm, record)
 
 
-def _problem(form: TypeAdapter[Any], document: Mapping[str, Any]) -> str | None:
+def _problem(form: type[BaseModel], document: Mapping[str, Any]) -> str | None:
     try:
-        form.validate_python(document)
+        form.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))

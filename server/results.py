@@ -1,191 +1,25 @@
-"""Results of clients: plausibility, figures of groups, and result files."""
+"""Figures of a run's results: of groups of clients, and over the rounds."""
 
-import codecs
-import csv
-import itertools
 import math
 import operator
 import statistics
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from knnper.files import written_atomically
-from knnper.metrics import ACCURACY, METRICS, is_worse, worst_first
-from knnper.settings import LARGEST_COUNT
-from knnper.strategies.core.task import (
-    NUM_CALIBRATION_BINS,
-    ClientResult,
-    Evaluation,
-    Validation,
-)
-
-MOST_CHOSEN = 64  # settings that a method may choose for a client
-_LONGEST_NAME = 64
-
-# -log(p) of the p >= 1e-12 at which `Evaluation.log_loss_sum` is clipped.
-_LARGEST_LOG_LOSS = -math.log(1e-12)
-
-# Sums of float32 probabilities may end a little above the truth.
-_TOLERANCE = 1e-3
-
-# Images of one group of clients: their task takes a fraction of a second, so that many
-# workers are busy until the end, and the overhead of a task is small.
-IMAGES_AT_ONCE = 1024
-
-# Former names of keys in result files, which are still read.
-EARLIER_NAMES = {
-    "fraction_hurt": "fraction_degraded",
-    "hand_over": "model_distribution",
-    "away": "offline",
-}
+from knnper.metrics import ACCURACY, is_worse, worst_first
+from knnper.strategies.core.task import NUM_CALIBRATION_BINS, ClientResult, Evaluation
 
 # Distribution of a metric over clients, see `metric_figures`.
 OVER_CLIENTS = (
     *("weighted", "mean", "bottom_decile", "worst", "std"),
     *("fraction_degraded", "num_undefined"),
 )
+MOST_SUMMED = 100_000  # numbers that a `Total` holds
+
 _TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
 _LAST = ("virtual_seconds",)
-_COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
-MOST_SUMMED = 100_000
-
-
-def evaluation_problem(
-    evaluation: object,
-    most_examples: int = LARGEST_COUNT,
-    metrics: Collection[str] | None = (),
-) -> str | None:
-    """Describe why an evaluation is implausible; None if it is plausible.
-
-    ``metrics`` are the requested metrics; None to allow any.
-    """
-    if not isinstance(evaluation, Evaluation):
-        return f"expected an Evaluation, found a {type(evaluation).__name__}"
-    correct, total = evaluation.num_correct, evaluation.num_examples
-    if not _are_counts((correct, total)) or not correct <= total <= most_examples:
-        return (
-            f"{correct!r} of {total!r} examples cannot be right where there are at "
-            f"most {most_examples}"
-        )
-    if not _is_between(evaluation.log_loss_sum, _LARGEST_LOG_LOSS * total):
-        return f"{evaluation.log_loss_sum!r} cannot be the log-loss of {total} examples"
-    if not _weights_fit(evaluation):
-        return "the weights of the labels do not fit"
-    if not _bins_fit(evaluation):
-        return "the calibration bins do not fit"
-    return next(_metric_problems(evaluation.metrics, metrics), None)
-
-
-def _metric_problems(
-    values: Mapping[str, float | None], expected: Collection[str] | None
-) -> Iterator[str]:
-    for name, value in values.items():
-        if expected is not None and name not in expected:
-            yield f"found a metric {name[:_LONGEST_NAME]!r} that was not requested"
-        # All metrics of this project that clients send are fractions.
-        elif value is not None and not (
-            _is_between(value, 1.0) if name in METRICS else _is_finite(value)
-        ):
-            yield f"{value!r} cannot be the {name} of a model"
-
-
-def validation_problem(validation: object, most_examples: int) -> str | None:
-    """Describe why a validation is implausible; None if it is plausible."""
-    if not isinstance(validation, Validation):
-        return f"expected a Validation, found a {type(validation).__name__}"
-    correct, total = validation.num_personal_correct, validation.num_personal
-    if not _are_counts((correct, total)) or not correct <= total <= most_examples:
-        return (
-            f"personalised models cannot be right on {correct!r} of {total!r} examples "
-            f"where there are at most {most_examples}"
-        )
-    return evaluation_problem(validation.reference, most_examples)
-
-
-def result_problem(
-    result: ClientResult, metrics: Collection[str] | None = ()
-) -> str | None:
-    """Describe why a client's result is implausible; None if it is plausible."""
-    if not _are_counts((result.num_train, result.num_validation)):
-        return (
-            f"expected numbers of examples, found {result.num_train!r} and "
-            f"{result.num_validation!r}"
-        )
-    for evaluation in (result.personal, result.reference, result.validation):
-        problem = evaluation_problem(evaluation, metrics=metrics)
-        if problem is not None:
-            return problem
-    if len(result.chosen) > MOST_CHOSEN:
-        return f"expected at most {MOST_CHOSEN} settings, found {len(result.chosen)}"
-    for name, value in result.chosen.items():
-        if not name.isprintable() or len(name) > _LONGEST_NAME:
-            return f"expected a setting's name, found {name[:_LONGEST_NAME]!r}"
-        if not _is_finite(value):
-            return f"expected a finite number as {name}, found {value!r}"
-    return None
-
-
-def _weights_fit(evaluation: Evaluation) -> bool:
-    """Return whether the sums of weights are plausible: both given, or neither."""
-    total, correct = evaluation.weight_sum, evaluation.weight_correct
-    if total is None or correct is None:
-        return total is correct
-    return (
-        _is_between(total, evaluation.num_examples)
-        and _is_between(correct, total)
-        and correct
-        >= 0  # 0 <= correct <= total may fail by rounding where total is about 0
-    )
-
-
-def _bins_fit(evaluation: Evaluation) -> bool:
-    counts, correct = evaluation.bin_counts, evaluation.bin_correct
-    confidence = evaluation.bin_confidence
-    lengths = {len(counts), len(correct), len(confidence)}
-    if lengths == {0} and evaluation.num_examples == 0:
-        return True
-    return (
-        lengths == {NUM_CALIBRATION_BINS}
-        and _are_counts((*counts, *correct))
-        and sum(counts) == evaluation.num_examples
-        and sum(correct) == evaluation.num_correct
-        and all(right <= count for right, count in zip(correct, counts, strict=True))
-        and all(map(_is_between, confidence, counts))
-    )
-
-
-def _are_counts(values: Iterable[object]) -> bool:
-    return all(type(value) is int and 0 <= value <= LARGEST_COUNT for value in values)
-
-
-def _is_between(value: float, most: float) -> bool:
-    """Return whether a number lies in [0, most], except for rounding."""
-    least, largest = -_TOLERANCE, most * (1 + _TOLERANCE)
-    return _is_finite(value) and least <= value <= largest
-
-
-def _is_finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return -math.inf < value < math.inf
-
-
-def in_groups(
-    sizes: Mapping[str, int], at_once: int = IMAGES_AT_ONCE
-) -> Iterator[tuple[str, ...]]:
-    """Yield groups of clients, in the order of ``sizes``, of about the same size."""
-    num_groups = max(1, math.ceil(sum(sizes.values()) / at_once))
-    share = max(1, sum(sizes.values())) / num_groups
-    ends = itertools.accumulate(sizes.values())
-    # A client belongs to the group that contains its middle image.
-    middles = (end - size / 2 for end, size in zip(ends, sizes.values(), strict=True))
-    numbered = zip(sizes, (int(middle / share) for middle in middles), strict=True)
-    for _, group in itertools.groupby(numbered, key=lambda member: member[1]):
-        yield tuple(name for name, _ in group)
 
 
 @dataclass(frozen=True)
@@ -259,8 +93,16 @@ class GroupSummary:
 
 def metric_of(evaluation: Evaluation, metric: str) -> float | None:
     """Return a metric of one client; None if it is undefined or unknown."""
-    follows = _FROM_SUMS.get(metric)
-    return follows(evaluation) if follows else evaluation.metrics.get(metric)
+    if metric == ACCURACY:
+        return evaluation.accuracy
+    if metric == "ece":
+        return _calibration_error(
+            evaluation.bin_confidence, evaluation.bin_correct, evaluation.num_examples
+        )
+    if metric == "log_loss":
+        count = evaluation.num_examples
+        return evaluation.log_loss_sum / count if count else None
+    return evaluation.metrics.get(metric)
 
 
 def figure_of(metric: str, name: str) -> str:
@@ -313,16 +155,6 @@ def fraction_degraded(
     return sum(worse) / len(worse) if worse else None
 
 
-def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
-    """Replace former names in the content of a ``results.json``."""
-    groups = [results.get(name, {}) for name in ("seen", "unseen")]
-    figures = [group.get("global", {}) for group in groups]
-    for part in (*groups, *figures, results.get("hand_over", {}), results):
-        for name in EARLIER_NAMES.keys() & part.keys():
-            part[EARLIER_NAMES[name]] = part.pop(name)
-    return results
-
-
 def summarise(
     results: Iterable[ClientResult], metrics: Sequence[str] = ()
 ) -> GroupSummary:
@@ -361,70 +193,6 @@ def training_summary(
         **{name: sum(record.get(name, 0) for record in rounds) for name in _TOTALS},
         "validation": {"accuracy_weighted": correct / total if total else None},
         **{name: rounds[-1][name] for name in _LAST if rounds and name in rounds[-1]},
-    }
-
-
-def write_clients_csv(
-    path: Path,
-    results: Iterable[ClientResult],
-    metrics: Sequence[str] = (),
-    columns_of_clients: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-) -> None:
-    """Write one row a client; equal results give equal bytes.
-
-    Parameters
-    ----------
-    results
-        Sorted by name; iterated twice.
-    columns_of_clients
-        Further columns, by client.
-    """
-    measured = list(dict.fromkeys([ACCURACY, "log_loss", *metrics]))
-    columns = [
-        *_COLUMNS,
-        *(column for result in measured for column in columns_of(result)),
-    ]
-    chosen = {
-        key
-        for result in results
-        for key in itertools.chain(
-            result.chosen, columns_of_clients.get(result.client, ())
-        )
-    }
-    header = [*columns, *sorted(chosen.difference(columns))]
-    with written_atomically(path) as file:
-        text = codecs.getwriter("utf-8")(file)
-        writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {**_row(result, measured), **columns_of_clients.get(result.client, {})}
-            for result in results
-        )
-
-
-def columns_of(metric: str) -> tuple[str, str]:
-    """Return the columns of a metric: of the client's own and the global model."""
-    return metric, f"{metric}_global"
-
-
-def _row(result: ClientResult, metrics: Sequence[str]) -> dict[str, str]:
-    models = result.personal, result.reference
-    figures = {
-        column: metric_of(model, metric)
-        for metric in metrics
-        for column, model in zip(columns_of(metric), models, strict=True)
-    }
-    return {
-        **{name: repr(float(value)) for name, value in result.chosen.items()},
-        "client": result.client,
-        "seen": str(result.seen).lower(),
-        "num_train": str(result.num_train),
-        "num_validation": str(result.num_validation),
-        "num_test": str(result.personal.num_examples),
-        **{
-            name: "" if value is None else repr(value)
-            for name, value in figures.items()
-        },
     }
 
 
@@ -584,24 +352,3 @@ def _calibration_error(
         return None
     both = zip(confidence, correct, strict=True)
     return math.fsum(abs(sure - right) for sure, right in both) / num_examples
-
-
-def _own_calibration_error(evaluation: Evaluation) -> float | None:
-    return _calibration_error(
-        evaluation.bin_confidence, evaluation.bin_correct, evaluation.num_examples
-    )
-
-
-def _own_log_loss(evaluation: Evaluation) -> float | None:
-    return (
-        evaluation.log_loss_sum / evaluation.num_examples
-        if evaluation.num_examples
-        else None
-    )
-
-
-_FROM_SUMS: Mapping[str, Callable[[Evaluation], float | None]] = {
-    ACCURACY: lambda evaluation: evaluation.accuracy,
-    "log_loss": _own_log_loss,
-    "ece": _own_calibration_error,
-}

@@ -24,7 +24,7 @@ from knnper.server.checkpoints import (
     CheckpointWriter,
     History,
 )
-from knnper.server.distribution import requests_to_personalize
+from knnper.server.distribution import in_groups, requests_to_personalize
 from knnper.server.explosion import (
     ExplodedError,
     explosion_sign,
@@ -33,7 +33,7 @@ from knnper.server.explosion import (
 from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
-from knnper.server.results import in_groups, validation_problem
+from knnper.server.plausibility import validation_problem
 from knnper.server.roster import Roster
 from knnper.server.schedule import (
     RoundSchedule,

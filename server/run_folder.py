@@ -35,8 +35,12 @@ from knnper.files import (
 )
 from knnper.server.checkpoints import delete_after, rounds_in
 from knnper.server.distribution_log import DistributionLog
-from knnper.server.result_files import results_problem, round_problem
-from knnper.server.results import with_present_names, write_clients_csv
+from knnper.server.result_files import (
+    results_problem,
+    round_problem,
+    with_present_names,
+    write_clients_csv,
+)
 from knnper.server.roster import Roster
 from knnper.server.traces import digests
 from knnper.strategies.core.task import ClientResult
@@ -381,7 +385,7 @@ class RunFolder:
         metrics: Sequence[str] = (),
         columns: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
-        """Write ``clients.csv``, see `knnper.server.results.write_clients_csv`."""
+        """Write ``clients.csv``, see `knnper.server.result_files.write_clients_csv`."""
         write_clients_csv(self.path / _CLIENTS, results, metrics, columns)
 
     def write_results(self, document: Mapping[str, Any]) -> None:

@@ -9,7 +9,8 @@ import pandas as pd
 
 from knnper.errors import RunError
 from knnper.metrics import ACCURACY
-from knnper.server.results import columns_of, fraction_degraded
+from knnper.server.result_files import columns_of
+from knnper.server.results import fraction_degraded
 from knnper.settings import LARGEST_COUNT
 from knnper.simulation.reports.setups import Setup
 

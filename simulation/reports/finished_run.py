@@ -12,7 +12,8 @@ from typing import Any
 from knnper.errors import ConfigError, RunError
 from knnper.experiment_file import load_experiment, to_document
 from knnper.metrics import ACCURACY
-from knnper.server.results import result_problem, summarise
+from knnper.server.plausibility import result_problem
+from knnper.server.results import summarise
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.settings import dotted, metric_name
 from knnper.simulation.catalogue import experiment_catalogue

@@ -20,7 +20,7 @@ from knnper.experiment_file import (
 )
 from knnper.metrics import computations
 from knnper.server.observer import Observer
-from knnper.server.results import evaluation_problem
+from knnper.server.plausibility import evaluation_problem
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate

@@ -25,13 +25,9 @@ from knnper.metrics import (
     macro_f1,
 )
 from knnper.server.distribution_log import DistributionLog
-from knnper.server.results import (
-    evaluation_problem,
-    metric_of,
-    result_problem,
-    summarise,
-    write_clients_csv,
-)
+from knnper.server.plausibility import evaluation_problem, result_problem
+from knnper.server.result_files import write_clients_csv
+from knnper.server.results import metric_of, summarise
 from knnper.settings import Choice, Settings
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.task import ClientResult, Evaluation, score

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from knnper.server.distribution import in_groups
+from knnper.server.plausibility import evaluation_problem, result_problem
+from knnper.server.result_files import write_clients_csv
 from knnper.server.results import (
     Total,
-    evaluation_problem,
-    in_groups,
-    result_problem,
     summarise,
     summarise_groups,
     training_summary,
-    write_clients_csv,
 )
 from knnper.server.run import scalar_writer
 from knnper.strategies.core.task import NUM_CALIBRATION_BINS, ClientResult, Evaluation
