@@ -9,7 +9,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -17,15 +16,12 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-from typing_extensions import override
 
 from knnper.errors import ConfigError, KnnPerError, OwnCodeError, Problem, kind_of
 from knnper.reasons import Code, SafeReason
@@ -44,6 +40,9 @@ _FILES = set[str]()
 
 # Modules imported from beside an experiment: SHA-256 at the import, by file.
 _LOADED: dict[Path, str] = {}
+
+# The folder of the experiment that is first on the Python path; empty without one.
+_SEARCHED: list[Path] = []
 
 LOCAL_VARIABLE = "KNNPER_LOCAL"
 """Environment variable: path of a YAML file of `MachineSettings`."""
@@ -306,7 +305,7 @@ def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType,
     if root is None or file is None:
         if _is_beside_another(name, root):
             _forget_all()
-            _BESIDE.root = root
+            _search_first(root)
         return _installed(name, folder, reference)
     sources = _sources(file, root)
     contents = {
@@ -315,9 +314,9 @@ def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType,
     same = all(
         _LOADED.get(source, digest) == digest for source, digest in contents.items()
     )
-    if _BESIDE.root != root or not same:
+    if [root] != _SEARCHED or not same:
         _forget_all()
-    _BESIDE.root = root
+    _search_first(root)
     for source in sources:
         _require_free(source, root, reference)
     _LOADED.update(contents)
@@ -328,18 +327,32 @@ def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType,
 def _is_beside_another(name: str, root: Path | None) -> bool:
     """Return whether importing a module would return another experiment's."""
     loaded = getattr(sys.modules.get(name), "__file__", None) or ""
-    other = _BESIDE.root
-    is_there = other not in (None, root) and _file_of(name, other) is not None
+    is_there = any(
+        folder != root and _file_of(name, folder) is not None for folder in _SEARCHED
+    )
     return is_there or Path(loaded) in _LOADED
 
 
+def _search_first(root: Path | None) -> None:
+    """Put the folder of an experiment first on the Python path, in place of another."""
+    former = {str(folder) for folder in _SEARCHED}
+    _SEARCHED[:] = [] if root is None else [root]
+    others = [place for place in sys.path if place not in former]
+    sys.path[:] = [*map(str, _SEARCHED), *others]
+    importlib.invalidate_caches()  # they do not see a file that is as old as its folder
+
+
 def _imported(name: str, reference: str) -> ModuleType:
+    # Caches of bytecode take a file that changes twice in a second for the same.
+    writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         with explained():
             return importlib.import_module(name)
     except SyntaxError as error:
         message = "".join(traceback.format_exception_only(error)).rstrip()
         raise OwnCodeError(f"{reference} cannot be read:\n{message}") from error
+    finally:
+        sys.dont_write_bytecode = writes_nothing
 
 
 def _require_free(file: Path, root: Path, reference: str) -> None:
@@ -434,51 +447,6 @@ def _imports(source: bytes, package: tuple[str, ...]) -> frozenset[str]:
             base = ".".join((*above, *([node.module] if node.module else [])))
             names += [f"{base}.{alias.name}".lstrip(".") for alias in node.names]
     return frozenset(names)
-
-
-class _AsItIsNow(SourceFileLoader):
-    """Compiles the file each time: bytecode caches compare whole seconds only."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        """Compile the current content of the file."""
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
-
-
-class _Beside(MetaPathFinder):
-    """Finds modules beside the experiment before any other module of the name."""
-
-    root: Path | None = None
-
-    @override
-    def find_spec(
-        self,
-        name: str,
-        path: object,
-        target: object = None,
-    ) -> ModuleSpec | None:
-        if self.root is None:
-            return None
-        file = _file_of(name, self.root)
-        if file is None:
-            folder = self.root.joinpath(*name.split("."))
-            if not any(folder.glob("*.py")):
-                return None
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [str(folder)]
-            return spec
-        return importlib.util.spec_from_file_location(
-            name,
-            file,
-            loader=_AsItIsNow(name, str(file)),
-            submodule_search_locations=[str(file.parent)]
-            if file.name == "__init__.py"
-            else None,
-        )
-
-
-_BESIDE = _Beside()
-sys.meta_path.insert(0, _BESIDE)
 
 
 def _forget_all() -> None:
