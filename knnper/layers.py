@@ -1,8 +1,8 @@
 """Layers that are faster on CPUs than torch's own, with equal results up to rounding.
 
 An image of 32x32 pixels has 2x2 or 1x1 pixels in most layers of MobileNetV2. For these,
-oneDNN, which computes torch's convolutions, spends more time on rearranging weights,
-and on the gradients of depthwise convolutions, than on products.
+oneDNN, which computes torch's convolutions, spends more time on rearranging weights
+and on the gradients of depthwise convolutions than on products.
 
 torch uses MKL for matrix products, which takes twice as long as oneDNN on AMD CPUs: a
 tenth to a fifth of a network's training time.
@@ -23,7 +23,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from knnper.process import cpu_is
 
-# Numbers multiplied, from which on oneDNN saves more than its call costs.
+# Number of multiplications from which on oneDNN saves more than its call costs.
 _LEAST_PRODUCTS = 1 << 20
 LayerFunction = Callable[[Tensor], Tensor]
 _ACTIVATIONS: Mapping[type[nn.Module], LayerFunction] = {
@@ -33,12 +33,12 @@ _ACTIVATIONS: Mapping[type[nn.Module], LayerFunction] = {
 
 
 def use_faster_layers(module: nn.Module) -> None:
-    """Let the layers of ``module`` compute the same in less time, in place.
+    """Replace the computation of layers by a faster one, in place.
 
     Parameters and their names stay. Results differ by rounding.
     """
     for layer in module.modules():
-        # Not a new layer in its place: hooks and references of others stay valid.
+        # The class is changed, so that hooks and references to the layer stay valid.
         if type(layer) is nn.Conv2d and _is_pointwise(layer):
             layer.__class__ = PointwiseConv2d
         elif type(layer) is nn.Conv2d and _is_depthwise(layer):
@@ -66,7 +66,7 @@ def _is_depthwise(layer: nn.Conv2d) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Return whether ``x`` is where and how the faster ways are faster."""
+    """Return whether ``x`` is on the CPU and channels-last, as the faster ways need."""
     return (
         x.device.type == "cpu"
         and x.dim() == 4
@@ -76,7 +76,7 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _is_float32(x: Tensor) -> bool:
-    # Autocast does not reach into what is called here.
+    # Autocast has no effect on the functions called below.
     return x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
@@ -85,7 +85,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num_rows = x.numel() // max(1, x.shape[-1])
     if (
         x.numel() * len(weight) < _LEAST_PRODUCTS
-        or num_rows == 1  # which only reads the weights: nothing is faster
+        or num_rows == 1  # bound by reading the weights; nothing is faster
         or not x.device.type == weight.device.type == "cpu"
         or not (_is_float32(x) and _is_float32(weight))
         or torch.compiler.is_compiling()
@@ -99,7 +99,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @functools.cache
 def _is_faster_in_onednn() -> bool:
-    # What torch.compile calls. Without it all is as in torch, and slower.
+    # The operator that torch.compile calls; without it torch's own product is used.
     has_call = hasattr(torch.ops.mkldnn, "_linear_pointwise")
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     return has_call and has_mkl and cpu_is("AuthenticAMD")
@@ -131,7 +131,7 @@ class _Product(torch.autograd.Function):
         of_a = _product(grad, b.t()) if ctx.needs_input_grad[0] else None
         of_b = None
         if ctx.needs_input_grad[1]:
-            # oneDNN rearranges what stands first.
+            # oneDNN rearranges its first factor, so that is the smaller one.
             if grad.shape[1] <= a.shape[1]:
                 of_b = _product(grad.t(), a.t())
             else:
@@ -148,7 +148,7 @@ class FasterLinear(nn.Linear):
 
 
 class PointwiseConv2d(nn.Conv2d):
-    """A 1x1 convolution as one product of matrices, with no weights rearranged."""
+    """A 1x1 convolution as one matrix product, without rearranging weights."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         """Return shape (n, out_channels, height, width)."""
@@ -159,16 +159,17 @@ class PointwiseConv2d(nn.Conv2d):
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A depthwise convolution with another gradient for inputs smaller than the kernel.
+    """A depthwise convolution with a faster gradient of its weight.
 
-    Its weight's, which takes oneDNN forty times as long as the input's there.
+    Used for inputs smaller than the kernel, where oneDNN needs forty times as long for
+    the gradient of the weight as for that of the input.
     """
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         """Return shape (n, channels, height, width)."""
         is_small = any(map(int.__lt__, x.shape[-2:], self.kernel_size))
         trains = torch.is_grad_enabled() and weight.requires_grad
-        # Autocast does not reach into a Function.
+        # Autocast has no effect inside a Function.
         is_cast = torch.is_autocast_enabled("cpu")
         if is_cast or not (is_small and trains and _is_plain(x)):
             return super()._conv_forward(x, weight, bias)
@@ -214,7 +215,7 @@ class _Depthwise(torch.autograd.Function):
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tensor:
-    """Return for each place of the kernel the sum over the pixels that it meets."""
+    """Return the gradient of the weight: a sum over pixels for each kernel position."""
     grad, x = grad.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)
     gradients = []
     for place in itertools.product(*map(range, weight.shape[-2:])):
@@ -228,7 +229,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tenso
 def _meeting(
     place: int, padding: int, stride: int, size: int, result_size: int
 ) -> tuple[slice, slice]:
-    """Return the results that a place of the kernel adds to, and what it meets."""
+    """Return the outputs that use a kernel position, and the inputs at it."""
     offset = place - padding
     first = max(0, -(offset // stride))
     stop = max(first, min(result_size, (size - 1 - offset) // stride + 1))
@@ -255,7 +256,7 @@ class TolerantBatchNorm2d(nn.BatchNorm2d):
 
 def _is_list(layer: nn.Module) -> TypeGuard[nn.Sequential]:
     """Return whether a layer only calls its sublayers in turn."""
-    # torchvision's convolution with what belongs to it is a class of its own.
+    # torchvision has a subclass for a convolution with normalisation and activation.
     is_torchvision = type(layer).__module__ == "torchvision.ops.misc"
     is_one = isinstance(layer, nn.Sequential)
     return type(layer) is nn.Sequential or (is_one and is_torchvision)
@@ -284,7 +285,7 @@ class FoldingSequential(nn.Sequential):
         steps: Iterable[LayerFunction] = self
         if self._folds and not self.training and torch.is_inference_mode_enabled():
             folded = self._folded or (list(_steps(self)), list(_hooks(self)))
-            # Hooks are to be called, and with what goes in and out of a layer.
+            # Hooks must be called with the input and output of each layer.
             steps = self if any(folded[1]) else folded[0]
             self._folded = folded
         x = input
@@ -294,14 +295,14 @@ class FoldingSequential(nn.Sequential):
 
 
 def _hooks(module: nn.Module) -> Iterator[Mapping[int, Any]]:
-    """Yield where the hooks of the layers are, and will be."""
+    """Yield the dictionaries of hooks of all layers below ``module``."""
     for layer in list(module.modules())[1:]:
         yield layer._forward_hooks
         yield layer._forward_pre_hooks
 
 
 def _steps(layers: nn.Sequential) -> Iterator[LayerFunction]:
-    """Yield what the layers do in evaluation mode, in as few calls as there may be.
+    """Yield the computations of the layers in evaluation mode, in few calls.
 
     Calls of modules are a fifth of the time that MobileNetV2 takes for one image.
     """
@@ -321,7 +322,7 @@ def _steps(layers: nn.Sequential) -> Iterator[LayerFunction]:
 
 
 def _together(layer: nn.Module, norm: nn.Module) -> LayerFunction | None:
-    """Return a convolution with the BatchNorm behind it; None where it is not that."""
+    """Fold a BatchNorm into the convolution before it; None for other layers."""
     if (
         not isinstance(layer, nn.Conv2d)
         or type(layer) not in (nn.Conv2d, PointwiseConv2d, DepthwiseConv2d)
@@ -331,7 +332,7 @@ def _together(layer: nn.Module, norm: nn.Module) -> LayerFunction | None:
         or norm.running_mean is None
     ):
         return None
-    assert norm.running_var is not None, "there where the mean is"
+    assert norm.running_var is not None, "set together with the mean"
     weight, bias = fuse_conv_bn_weights(
         layer.weight,
         layer.bias,

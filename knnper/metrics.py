@@ -19,17 +19,17 @@ Probabilities: TypeAlias = NDArray[
 ]  # (n, c); a row of zeros predicts nothing
 Compute: TypeAlias = Callable[[Labels, Probabilities], float | None]
 ACCURACY = "accuracy"
-_CLASSES = "y_pred"  # of an own metric: what takes classes in place of probabilities
+_CLASSES = "y_pred"  # the parameter of a user's metric that takes predicted classes
 
 OWN_METRIC = Kind(
     "a function (labels, probabilities) -> float",
     supplied=("labels", "probabilities", "y_true", "y_score", "y_prob", _CLASSES),
 )
-"""For all of them higher is better: a loss returns its negative."""
+"""A user's metric; higher is better, so a loss returns its negative."""
 
 
-# scikit-learn and scipy.stats take a second to import, for which only who asks for such
-# a metric need wait.
+# scikit-learn and scipy.stats are imported in the functions that use them, since their
+# import takes a second.
 
 
 def balanced_accuracy(labels: Labels, probabilities: Probabilities) -> float:
@@ -86,12 +86,12 @@ def _predicted(probabilities: Probabilities) -> Labels:
 class Metric:
     """A metric of a client's test split."""
 
-    title: str  # what tables call it
-    # Returns it, in [0, 1], or None where it is not defined; None for what follows from
-    # the sums that every `Evaluation` has.
+    title: str  # name in tables
+    # Returns the metric, in [0, 1], or None where it is not defined. None if the metric
+    # follows from the sums that every `Evaluation` has.
     compute: Compute | None = None
     lower_is_better: bool = False  # whether the largest is the worst
-    is_fraction: bool = True  # whether people read it in percent
+    is_fraction: bool = True  # whether tables show it in percent
 
 
 METRICS: Mapping[str, Metric] = {
@@ -105,7 +105,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def called(name: str) -> Metric:
-    """Return the metric of that name; one that is not ours is a user's."""
+    """Return the metric of a name; an unknown name is that of a user's metric."""
     return METRICS.get(name) or Metric(name, is_fraction=False)
 
 
@@ -136,9 +136,6 @@ def _own(
             "is not defined"
         ) from error
     return number if math.isfinite(number) else None
-
-
-# Which values are better is decided here, and nowhere else.
 
 
 def gain(metric: str, value: float, over: float) -> float:

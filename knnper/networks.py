@@ -22,8 +22,8 @@ OptionalNorm = Literal["none", "batch", "group"]
 NUM_GROUPS = 8
 
 INITIAL_DEVIATION = 0.01
-"""Standard deviation of the initial weights: small, so that predictions start near
-uniform, and not zero, so that several models differ."""
+"""Standard deviation of the initial weights: small, so that predictions are nearly
+uniform at first, and not zero, so that several models differ."""
 
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
@@ -52,7 +52,7 @@ NORMS: Mapping[Norm, Callable[[int], nn.Module]] = {
 
 
 def norm_layers(norm: OptionalNorm, num_channels: int) -> list[nn.Module]:
-    """Return the normalisation layers behind a convolution: one or none."""
+    """Return the layers of normalisation after a convolution: one or none."""
     return [] if norm == "none" else [NORMS[norm](num_channels)]
 
 
@@ -63,14 +63,14 @@ class ScalableSettings(ModelSettings):
     Attributes
     ----------
     width
-        The part of each hidden layer's channels that there is, rounded up; inputs and
-        labels stay as many.
+        Fraction of each hidden layer's channels, (0, 1], rounded up. The numbers of
+        inputs and labels do not change.
     """
 
     width: PositiveFraction = 1.0
 
     def scaled(self, num_channels: int) -> int:
-        """Return how many channels are left."""
+        """Return the number of channels at this width."""
         return math.ceil(self.width * num_channels)
 
 
@@ -89,7 +89,7 @@ def _two_convolutions(
     return nn.Sequential(
         nn.Conv2d(channels, first, kernel_size, padding=kernel_size // 2),
         *norm_layers(settings.norm, first),
-        # The same either way round, and ReLU has a quarter of the values so.
+        # Pooling before ReLU gives the same result from a quarter of the values.
         *[nn.MaxPool2d(2)] * (num_poolings - 1),
         nn.ReLU(),
         nn.Conv2d(first, second, kernel_size, padding=kernel_size // 2),
@@ -111,8 +111,8 @@ class LeafCnnSettings(ScalableSettings):
     embedding_dim
         p, the width of the last hidden layer. LEAF's FEMNIST network has 2048.
     norm
-        What stands behind each convolution: ``batch`` is BatchNorm, ``group`` is
-        GroupNorm in 8 groups.
+        Normalisation after each convolution: ``none``, ``batch`` (BatchNorm) or
+        ``group`` (GroupNorm in 8 groups).
     """
 
     embedding_dim: PositiveInt = 512
@@ -150,8 +150,8 @@ class MlpSettings(ScalableSettings):
         Widths of the hidden layers, first to last; the last is p, the size of the
         representation.
     norm
-        ``group`` puts GroupNorm in 8 groups behind every hidden layer, which requires
-        multiples of 8 as widths; ``none``: no normalisation.
+        ``group``: GroupNorm in 8 groups after every hidden layer, which requires widths
+        that are multiples of 8; ``none``: no normalisation.
     """
 
     hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
@@ -169,7 +169,7 @@ class MlpSettings(ScalableSettings):
 
 
 class Mlp(Network):
-    """Fully connected hidden layers with ReLU; φ is what comes out of the last one.
+    """Fully connected hidden layers with ReLU; φ is the output of the last.
 
     Inputs have any shape; images are taken as rows of their values.
     """
@@ -212,7 +212,7 @@ class MobileNetV2Settings(ModelSettings):
 
 
 class MobileNetV2(Network):
-    """torchvision's MobileNetV2; φ is what comes out of the pooling, p = 1280."""
+    """torchvision's MobileNetV2; φ is the output of the pooling, p = 1280."""
 
     name = "mobilenet_v2"
     title = "MobileNetV2"
@@ -252,9 +252,9 @@ class ResNet18Settings(ModelSettings):
         ``batch`` (BatchNorm, as published) or ``group`` (GroupNorm in 8 groups, which
         keeps no statistics of the data).
     stem
-        How the network begins. ``imagenet``, as published: a 7x7 convolution and
-        pooling make images four times smaller in height and width, for about 64 to 224
-        pixels. ``cifar``: a 3x3 convolution keeps the size, for about 32 pixels.
+        First layers. ``imagenet``, as published: a 7x7 convolution and pooling reduce
+        height and width to a quarter, for images of about 64 to 224 pixels. ``cifar``:
+        a 3x3 convolution keeps the size, for images of about 32 pixels.
     """
 
     norm: Norm = "batch"
@@ -262,11 +262,11 @@ class ResNet18Settings(ModelSettings):
 
 
 class ResNet18(Network):
-    """torchvision's ResNet-18; φ is what comes out of the pooling, p = 512.
+    """torchvision's ResNet-18; φ is the output of the pooling, p = 512.
 
-    The tensors carry torchvision's names, but for the head, which is ``classifier``
-    here and ``fc`` there; a file may have either. A grey channel is repeated three
-    times.
+    The tensors have torchvision's names, except for the head, which is ``classifier``
+    here and ``fc`` in torchvision; a file of weights may use either. A grey channel is
+    repeated three times.
     """
 
     name = "resnet18"
@@ -287,7 +287,7 @@ class ResNet18(Network):
         self.maxpool: nn.Module = network.maxpool
         if settings.stem == "cifar":
             self.conv1 = _convolution(3, network.conv1.out_channels)
-            # Drawn as the others.
+            # The initialisation of torchvision's other convolutions.
             nn.init.kaiming_normal_(
                 self.conv1.weight, mode="fan_out", nonlinearity="relu"
             )
@@ -314,10 +314,10 @@ class SmallResNetSettings(ModelSettings):
     Attributes
     ----------
     embedding_dim
-        p, the channels of the last convolution.
+        p, the number of channels of the last convolution.
     norm
-        What stands behind each convolution: ``group`` is GroupNorm in 8 groups, which
-        keeps no statistics of the data, ``batch`` is BatchNorm.
+        Normalisation after each convolution: ``group`` (GroupNorm in 8 groups, which
+        keeps no statistics of the data) or ``batch`` (BatchNorm).
     """
 
     embedding_dim: Literal[128, 256, 512] = 256
@@ -325,10 +325,10 @@ class SmallResNetSettings(ModelSettings):
 
 
 class SmallResNet(Network):
-    """Four 3x3 convolutions with pooling, and a residual block before the last one.
+    """Four 3x3 convolutions with pooling, and a residual block before the last.
 
-    φ is the largest activation of each channel, so images may have any size from 16x16
-    on.
+    φ is the largest activation of each channel, so that images of any size from 16x16
+    are accepted.
     """
 
     name = "small_resnet"
@@ -371,14 +371,14 @@ class _Residual(nn.Module):
 
 
 def _halving(channels: int, width: int, norm: Norm) -> nn.Sequential:
-    # Pooled before it is normalised: a quarter of the values are left then.
+    # Pooling first, so that a quarter of the values are normalised.
     return nn.Sequential(
         _convolution(channels, width), nn.MaxPool2d(2), NORMS[norm](width), nn.ReLU()
     )
 
 
 def _convolution(channels: int, width: int) -> nn.Conv2d:
-    # The normalisation behind it has a bias of its own.
+    # Without a bias, since the normalisation after it has one.
     return nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
 
 
@@ -409,14 +409,14 @@ class StackedLstmSettings(ModelSettings):
     Attributes
     ----------
     character_dim
-        Size of the vector that a character is turned into first.
+        Size of the embedding of a character.
     hidden_dim
         Units of each layer.
     num_layers
-        Layers of LSTM, one on top of the other.
+        Number of stacked LSTM layers.
     all_positions
-        Whether training learns from each character of a window, predicted from those
-        before it, and not from the one behind the window alone.
+        Whether training predicts every character of a window from the characters before
+        it, or only the character after the window.
     """
 
     character_dim: PositiveInt = 8
@@ -446,7 +446,7 @@ class StackedLstm(Network):
         inputs = (settings.character_dim, *[hidden] * (settings.num_layers - 1))
         self.learns_from_embeddings = not settings.all_positions
         self.characters = nn.Embedding(spec.num_classes, settings.character_dim)
-        # One module a layer: methods that keep some layers personal count modules.
+        # One module for each layer, since methods with personal layers count modules.
         self.layers = nn.ModuleList(
             nn.LSTM(width, hidden, batch_first=True) for width in inputs
         )
@@ -514,11 +514,11 @@ class TinyCnnSettings(ScalableSettings):
     embedding_dim
         p, the width of the last hidden layer.
     norm
-        What stands behind each convolution: ``batch`` is BatchNorm, ``group`` is
-        GroupNorm in 8 groups.
+        Normalisation after each convolution: ``none``, ``batch`` (BatchNorm) or
+        ``group`` (GroupNorm in 8 groups).
     num_poolings
-        How many of the convolutions a 2x2 pooling follows: the last one alone, which
-        suits 8x8 images, or both, with which 32x32 images train in a third of the time.
+        Number of convolutions that are followed by a 2x2 pooling: 1 (the last), for 8x8
+        images, or 2, with which 32x32 images train in a third of the time.
     """
 
     embedding_dim: PositiveInt = 64

@@ -77,11 +77,14 @@ class RunPredictions:
         write_atomically(part, content.getvalue().to_pybytes())
 
     def has(self, client: str) -> bool:
-        """Return whether there is a client's part, until `forget_parts`."""
+        """Return whether a client's part exists; `forget_parts` removes it."""
         return self._part(client).exists()
 
     def merge(self, titles: Mapping[str, str]) -> None:
-        """Make one file of clients' parts, sorted by what each name is called there."""
+        """Join the clients' parts to one file, sorted by the clients' titles.
+
+        ``titles``: title by name of each client; it replaces the name in the file.
+        """
         parquet = _arrow("parquet")
         ordered = sorted(titles, key=lambda client: titles[client])
         parts = (self._titled(client, titles[client]) for client in ordered)
@@ -94,7 +97,7 @@ class RunPredictions:
                 writer.write_table(table)
 
     def forget_parts(self) -> None:
-        """Remove the parts, which the file has."""
+        """Remove the parts, which `merge` has copied."""
         shutil.rmtree(self._part("").parent, ignore_errors=True)
 
     def _titled(self, client: str, title: str) -> Any:
@@ -103,7 +106,7 @@ class RunPredictions:
         return table.set_column(0, table.schema.field(0), names)
 
     def _part(self, client: str) -> Path:
-        # A name may be no file's.
+        # A client's name may not be valid as a file name.
         name = hashlib.sha256(client.encode()).hexdigest()[:32]
         return self.folder / "predictions" / f"{name}.parquet"
 

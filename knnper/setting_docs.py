@@ -28,21 +28,21 @@ _SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")
 
 @dataclass(frozen=True)
 class SettingDoc:
-    """A field of a settings dataclass, as people read it.
+    """The description of a field of a settings dataclass.
 
     Attributes
     ----------
     key
         Its name in a file.
     kind
-        Its type and range; values that are written literally stand in backticks.
+        Its type and range; literal values are in backticks.
     default
-        As in a file; None where there is none.
+        As in a file; None for a field without a default.
     meaning
         From the docstring; empty if it has no entry.
     inner
-        Settings dataclasses that the value can be, each with the way to choose it in a
-        file, such as ``: {name: factory}``; empty where there is no choice.
+        The possible settings dataclasses of the value, each with its notation in a
+        file, such as ``: {name: factory}``; empty for plain values.
     """
 
     key: str
@@ -67,7 +67,7 @@ def documented(settings_type: Any) -> tuple[str, dict[str, str]]:
 
 
 def setting_docs(settings_type: Any) -> Iterator[SettingDoc]:
-    """Yield the fields of a settings dataclass but for ``name``, which chooses it."""
+    """Yield the fields of a settings dataclass, without ``name``, which selects it."""
     meanings = documented(settings_type)[1]
     hints = get_type_hints(settings_type, include_extras=True)
     for field in dataclasses.fields(settings_type):
@@ -135,6 +135,6 @@ def _dataclasses_in(annotation: Any) -> list[type]:
 
 
 def _choice(member: type) -> str:
-    """Return how a file chooses settings among others, by their ``name``."""
+    """Return the notation by which a file selects these settings among others."""
     named = get_type_hints(member).get("name")
     return f": {{name: {get_args(named)[0]}}}" if named else ""

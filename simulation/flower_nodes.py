@@ -108,7 +108,7 @@ def run_nodes(
 
 
 def num_places(run: RunSettings) -> int:
-    """Return how many clients can run at a time."""
+    """Return the number of clients that can run at the same time."""
     if is_plain() or not (run.ray_address or run.gpus_per_client):
         return num_workers(run)
     # The capacity of the cluster or the GPUs. Imported here, since a server of real
@@ -120,7 +120,7 @@ def num_places(run: RunSettings) -> int:
 
 
 def requests_at_once(run: RunSettings) -> int:
-    """Return how many requests keep all workers busy."""
+    """Return the number of concurrent requests that keeps all workers busy."""
     return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * num_places(run))
 
 

@@ -25,37 +25,21 @@ def wide_pixels(image: Image.Image) -> str | None:
     kind = _WIDE_MODES.get(image.mode[:4])
     if kind is not None:
         return kind
-    if _is_signed(image):
+    file: Any = image
+    tags = file.tag_v2 if image.format == "TIFF" else {}
+    if _SIGNED in tags.get(_TIFF_FORMATS, ()):
         return "signed"
-    num_bits = _bits_of(image)
-    return f"{num_bits}-bit" if num_bits > 8 else None
-
-
-def _bits_of(image: Any) -> int:
-    """Return the bits per channel of an image file; 8 stands for fewer, too."""
     # The arguments of Pillow's decoders: the codec and the layout of the pixels.
-    tiles = [(codec, *_as_tuple(args)) for codec, _, _, args in image.tile]
+    tiles = [
+        (codec, *(args if isinstance(args, tuple) else (args,)))
+        for codec, _, _, args in file.tile
+    ]
     if any(_WIDE_LAYOUT.search(str(value)) for tile in tiles for value in tile):
-        return 16
-    match image.format:
-        case "TIFF":
-            return int(max(image.tag_v2.get(_TIFF_BITS, (1,))))
-        case "PPM":
-            return max(_white_of_netpbm(tile) for tile in tiles).bit_length()
-    return 8
-
-
-def _as_tuple(args: Any) -> tuple[Any, ...]:
-    return args if isinstance(args, tuple) else (args,)
-
-
-def _is_signed(image: Any) -> bool:
-    is_tiff = image.format == "TIFF"
-    return is_tiff and _SIGNED in image.tag_v2.get(_TIFF_FORMATS, ())
-
-
-def _white_of_netpbm(tile: tuple[Any, ...]) -> int:
-    """Return the value of white in a Netpbm file; 0 if the file does not state it."""
-    codec, *args = tile
-    is_scaled = codec in ("ppm", "ppm_plain")
-    return max([0, *(arg for arg in args if is_scaled and isinstance(arg, int))])
+        return "16-bit"
+    num_bits = max(tags.get(_TIFF_BITS, (8,)))
+    if image.format == "PPM":
+        # These codecs have the value of white among their arguments.
+        scaled = [args for codec, *args in tiles if codec in ("ppm", "ppm_plain")]
+        whites = [value for args in scaled for value in args if isinstance(value, int)]
+        num_bits = max(whites, default=0).bit_length()
+    return f"{num_bits}-bit" if num_bits > 8 else None

@@ -34,7 +34,7 @@ class Shares(Sequence[Integers]):
 
     @property
     def sizes(self) -> Integers:
-        """How many samples each client has, shape (M,)."""
+        """The number of samples of each client, shape (M,)."""
         return np.diff(self.ends, prepend=0)
 
     def within(self, samples: Integers) -> "Shares":

@@ -61,7 +61,7 @@ def hold_out_last(
 
 
 def _num_held_out(num_samples: Integers | int, fraction: float) -> Integers:
-    """Return how many samples are held out, for each number of samples."""
+    """Return the number of samples to hold out, for each number of samples."""
     rounded = np.asarray(fraction * num_samples + 0.5).astype(np.int64)
     return np.minimum(rounded, np.maximum(num_samples - 1, 0))
 
@@ -75,7 +75,7 @@ def part_used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
 
 
 def _num_used(num_samples: Integers | int, fraction: float) -> Integers:
-    """Return how many samples are used, at least one, for each number of samples."""
+    """Return the number of samples to use, at least one, for each number of samples."""
     rounded = np.asarray(fraction * num_samples + 0.5).astype(np.int64)
     return np.minimum(num_samples, np.maximum(1, rounded))
 
