@@ -34,7 +34,7 @@ from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation
 from knnper.server.rounds import untrained
 from knnper.simulation.workbench import Workbench
-from knnper.strategies.core.task import ClientResult, Evaluation
+from knnper.strategies.core.evaluation import ClientResult, Evaluation
 
 
 def measure(workload: Workload, repetitions: int) -> Measurement:

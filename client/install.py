@@ -56,13 +56,13 @@ from knnper.datastore.store import (
 from knnper.datastore.tuning import Tuned, fill_and_tune
 from knnper.files import sync_to_disc
 from knnper.seeding import RandomKey
+from knnper.strategies.core.evaluation import score
 from knnper.strategies.core.exported_model import (
     GlobalModel,
     ModelError,
     read_model,
     save_model,
 )
-from knnper.strategies.core.task import score
 
 BATCH_SIZE = 256  # examples that are added, and made durable, together
 _LOG = logging.getLogger(__name__)

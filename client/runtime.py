@@ -19,9 +19,11 @@ from knnper.own import explained
 from knnper.predictions import RunPredictions
 from knnper.records import tensors_of
 from knnper.seeding import RandomKey
-from knnper.strategies.core import task
+from knnper.strategies.core import evaluation
 from knnper.strategies.core.compression import CompressedUpdate
+from knnper.strategies.core.embedding_pool import EmbeddingPool
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import NoState, require_finite
 
 R = TypeVar("R")
@@ -64,7 +66,7 @@ class Personalized:
     """
 
     reference: Any
-    predictor: task.Predictor
+    predictor: Predictor
     seen: bool
 
 
@@ -139,7 +141,7 @@ class ClientRuntime:
     source: DataSource
     states: ClientStateStore
     key: RandomKey
-    pool: task.EmbeddingPool
+    pool: EmbeddingPool
     keep: Callable[[Personalized], Served | None] = lambda _: None
     metrics: Mapping[str, Compute] = field(default_factory=dict)
     predictions: RunPredictions | None = None
@@ -173,7 +175,7 @@ class ClientRuntime:
         reference: object | None = None,
         server_round: int = 0,
         state_rounds: Sequence[int] = (),
-    ) -> task.Validation:
+    ) -> evaluation.Validation:
         """Evaluate models on the clients' validation splits; no state changes.
 
         Parameters
@@ -196,9 +198,9 @@ class ClientRuntime:
             [predict_global(examples.images) for examples in held_out]
         )
         labels = torch.cat([examples.labels for examples in held_out])
-        global_score = task.score(probabilities, labels)
+        global_score = evaluation.score(probabilities, labels)
         if reference is None:
-            return task.Validation(global_score)
+            return evaluation.Validation(global_score)
         rounds = dict(zip(clients, state_rounds, strict=True))
         halves = {client: _halves(data[client].validation) for client in clients}
         failures: dict[str, str] = {}
@@ -212,7 +214,7 @@ class ClientRuntime:
                 rng = self.key.child("validate", server_round, client, number)
                 if len(test_half) > 0:
                     predictor = self.method.personalize(payload, state, splits, rng)
-                    num_correct += task.evaluate(predictor, test_half).num_correct
+                    num_correct += evaluation.evaluate(predictor, test_half).num_correct
             return num_correct
 
         inputs = [
@@ -222,7 +224,7 @@ class ClientRuntime:
         with self._embedding_once((payload, reference), inputs, keep=False):
             num_correct = call_for_each(clients, count_correct, failures, self.explain)
         num_examples = sum(len(data[client].validation) for client in num_correct)
-        return task.Validation(
+        return evaluation.Validation(
             global_score, num_examples, sum(num_correct.values()), failures
         )
 
@@ -233,7 +235,7 @@ class ClientRuntime:
         payload: object,
         reference: object,
         state_rounds: Sequence[int],
-    ) -> task.ClientResults:
+    ) -> evaluation.ClientResults:
         """Personalise the clients, then read their test splits: once, and only here.
 
         Every figure of a client has the same bits in any group of clients.
@@ -245,11 +247,13 @@ class ClientRuntime:
         data = {client: self.source.data(client) for client in clients}
 
         # 1. Make all predictors, before any test split is read.
-        def prepare(client: str) -> tuple[task.Predictor, task.Evaluation]:
+        def prepare(client: str) -> tuple[Predictor, evaluation.Evaluation]:
             state = self._load_state(client, rounds[client])
             rng = self.key.child("personalize", client)
             predictor = self.method.personalize(payload, state, data[client], rng)
-            return predictor, task.evaluate(predict_global, data[client].validation)
+            return predictor, evaluation.evaluate(
+                predict_global, data[client].validation
+            )
 
         splits = [
             split
@@ -261,12 +265,12 @@ class ClientRuntime:
         tests = {client: self.source.test(client) for client in prepared}
 
         # 2. Test them.
-        def report(client: str) -> task.ClientResult:
+        def report(client: str) -> evaluation.ClientResult:
             predictor, validation = prepared[client]
             test, is_seen = tests[client], self.source.is_seen(client)
             served = self.keep(Personalized(reference, predictor, is_seen)) or Served(
-                task.predict(predictor, test),
-                task.predict(predict_global, test),
+                evaluation.predict(predictor, test),
+                evaluation.predict(predict_global, test),
                 predictor.describe(),
             )
             if self.predictions is not None:
@@ -280,10 +284,10 @@ class ClientRuntime:
                 )
             weights = self.source.class_weights(client)
             personal, of_reference = (
-                task.score(probabilities, test.labels, weights, self.metrics)
+                evaluation.score(probabilities, test.labels, weights, self.metrics)
                 for probabilities in (served.personal, served.reference)
             )
-            return task.ClientResult(
+            return evaluation.ClientResult(
                 client=client,
                 seen=is_seen,
                 num_train=len(data[client].train),
@@ -296,7 +300,7 @@ class ClientRuntime:
 
         with self._embedding_once(records, list(tests.values())):
             results = call_for_each(list(prepared), report, failures, self.explain)
-        return task.ClientResults(tuple(results.values()), failures)
+        return evaluation.ClientResults(tuple(results.values()), failures)
 
     def _embedding_once(
         self,
@@ -322,7 +326,7 @@ class ClientRuntime:
             return None
         return self.states.load(state_type, client, after_round)
 
-    def _unpersonalised(self, reference: object) -> task.Predictor:
+    def _unpersonalised(self, reference: object) -> Predictor:
         no_data = ClientData(no_examples(self.spec), no_examples(self.spec))
         return self.method.personalize(
             reference, None, no_data, self.key.child("reference")

@@ -24,12 +24,7 @@ from typing_extensions import override
 
 from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
-from knnper.client.runtime import (
-    ClientRuntime,
-    Personalized,
-    Served,
-    TrainingRequest,
-)
+from knnper.client.runtime import ClientRuntime, Personalized, Served, TrainingRequest
 from knnper.client.settings import ClientSettings, read_client
 from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
@@ -62,6 +57,7 @@ from knnper.strategies.catalogue import (
     task_of_experiment,
     title_of,
 )
+from knnper.strategies.core.evaluation import ClientResults, Evaluation, Validation
 from knnper.strategies.core.exported_model import (
     ModelError,
     ends_with_global_model,
@@ -69,7 +65,6 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
 )
 from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embeddings
-from knnper.strategies.core.task import ClientResults, Evaluation, Validation
 from knnper.transport.credentials import fingerprint, read_node_key, replaced_keys
 from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import (

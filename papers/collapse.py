@@ -34,8 +34,8 @@ from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies import NoState
+from knnper.strategies.core.evaluation import ClientResult
 from knnper.strategies.core.method import changed
-from knnper.strategies.core.task import ClientResult
 from knnper.strategies.fedbasis import (
     Bases,
     BasesState,

@@ -13,8 +13,8 @@ from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.plausibility import result_problem
+from knnper.strategies.core.evaluation import ClientResult, ClientResults
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
-from knnper.strategies.core.task import ClientResult, ClientResults
 from knnper.transport.messages import Purpose
 
 # Images of one group of clients: their task takes a fraction of a second, so that many

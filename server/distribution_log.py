@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from knnper.errors import RunError
 from knnper.files import JsonLines
-from knnper.strategies.core.task import ClientResult
+from knnper.strategies.core.evaluation import ClientResult
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import Flat, is_same, unflatten
-from knnper.strategies.core.task import ClientResults, Validation
+from knnper.strategies.core.evaluation import ClientResults, Validation
 from knnper.transport import polling
 from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from knnper.metrics import METRICS
 from knnper.settings import LARGEST_COUNT
-from knnper.strategies.core.task import (
+from knnper.strategies.core.evaluation import (
     NUM_CALIBRATION_BINS,
     ClientResult,
     Evaluation,

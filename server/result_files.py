@@ -20,7 +20,7 @@ from knnper.files import written_atomically
 from knnper.metrics import ACCURACY
 from knnper.server.results import metric_of
 from knnper.settings import LARGEST_COUNT, shown
-from knnper.strategies.core.task import ClientResult
+from knnper.strategies.core.evaluation import ClientResult
 
 # Former names of keys in result files, which are still read.
 EARLIER_NAMES = {

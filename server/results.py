@@ -9,7 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from knnper.metrics import ACCURACY, is_worse, worst_first
-from knnper.strategies.core.task import NUM_CALIBRATION_BINS, ClientResult, Evaluation
+from knnper.strategies.core.evaluation import (
+    NUM_CALIBRATION_BINS,
+    ClientResult,
+    Evaluation,
+)
 
 # Distribution of a metric over clients, see `metric_figures`.
 OVER_CLIENTS = (

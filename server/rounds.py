@@ -12,11 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from knnper.errors import RunError, printable
-from knnper.experiment import (
-    BufferedTiming,
-    UtilitySelection,
-    is_timed_by_clients,
-)
+from knnper.experiment import BufferedTiming, UtilitySelection, is_timed_by_clients
 from knnper.records import canonical, fingerprint
 from knnper.server.checkpoints import (
     Checkpoint,
@@ -25,11 +21,7 @@ from knnper.server.checkpoints import (
     History,
 )
 from knnper.server.distribution import in_groups, requests_to_personalize
-from knnper.server.explosion import (
-    ExplodedError,
-    explosion_sign,
-    median_loss,
-)
+from knnper.server.explosion import ExplodedError, explosion_sign, median_loss
 from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
@@ -56,9 +48,9 @@ from knnper.server.screening import (
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
 from knnper.strategies.catalogue import Assembly
+from knnper.strategies.core.evaluation import Validation
 from knnper.strategies.core.method import UNSEEN_CLIENT, origins
 from knnper.strategies.core.records import NoState
-from knnper.strategies.core.task import Validation
 from knnper.transport.messages import Purpose
 
 # Failed clients with a reason in a round's record.

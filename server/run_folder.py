@@ -43,7 +43,7 @@ from knnper.server.result_files import (
 )
 from knnper.server.roster import Roster
 from knnper.server.traces import digests
-from knnper.strategies.core.task import ClientResult
+from knnper.strategies.core.evaluation import ClientResult
 
 EXPERIMENT = "experiment.yaml"
 RESULTS = "results.json"

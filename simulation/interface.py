@@ -38,7 +38,7 @@ from knnper.simulation.trained_model import ended_run, find_model
 from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
 from knnper.strategies.catalogue import without_start
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.strategies.core.task import Predictor
+from knnper.strategies.core.predictors import Predictor
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

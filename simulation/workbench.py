@@ -25,8 +25,9 @@ from knnper.simulation.partition.split import Partition, fingerprint, make_parti
 from knnper.simulation.precision import with_faster_precision
 from knnper.simulation.virtual_clients import VirtualClients, VirtualMembers
 from knnper.strategies.catalogue import Assembly, bound, task_of_experiment
+from knnper.strategies.core.embedding_pool import EmbeddingPool
 from knnper.strategies.core.frozen import embedded, of_embeddings
-from knnper.strategies.core.task import EmbeddingPool, Task
+from knnper.strategies.core.task import Task
 
 CLIENTS = "clients"  # in a run's folder: the clients' states, for methods that have any
 

@@ -39,7 +39,19 @@ __all__ = [
 if TYPE_CHECKING:
     from knnper.strategies.core.averaging import RunningMean, Updates
     from knnper.strategies.core.compression import Compressor
+    from knnper.strategies.core.evaluation import evaluate
+    from knnper.strategies.core.final_training import (
+        on_both_splits,
+        trained_on_both_splits,
+    )
     from knnper.strategies.core.method import Method, NoSettings, Personalizer
+    from knnper.strategies.core.predictors import (
+        HeadPredictor,
+        MixturePredictor,
+        ModelPredictor,
+        Predictor,
+    )
+    from knnper.strategies.core.proximal import pull
     from knnper.strategies.core.records import (
         ModelPayload,
         ModelState,
@@ -48,22 +60,8 @@ if TYPE_CHECKING:
         Record,
     )
     from knnper.strategies.core.sharing import PartlyShared
-    from knnper.strategies.core.task import (
-        HeadPredictor,
-        MixturePredictor,
-        ModelPredictor,
-        Predictor,
-        Task,
-        evaluate,
-    )
-    from knnper.strategies.core.training import (
-        LocalModel,
-        LocalResult,
-        local_sgd,
-        on_both_splits,
-        pull,
-        trained_on_both_splits,
-    )
+    from knnper.strategies.core.task import Task
+    from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
     from knnper.strategies.fedavg import FedAvg
 else:
     _MODULES = modules_by_name(

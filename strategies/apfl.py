@@ -35,16 +35,13 @@ from typing_extensions import override
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveInt, Settings, UnitInterval
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.optimizers import Sgd
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
-from knnper.strategies.core.task import ModelPredictor, Predictor, Task
-from knnper.strategies.core.training import (
-    Batch,
-    LocalModel,
-    local_sgd,
-    on_both_splits,
-)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import Batch, LocalModel, local_sgd
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, SectionReader, Settings
 from knnper.strategies.core.method import AsItIs, Method, Personalizer
-from knnper.strategies.core.task import Predictor, Task
+from knnper.strategies.core.predictors import Predictor
+from knnper.strategies.core.task import Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings, LinearProbe
 from knnper.strategies.knn_fine_tuned import FineTunedMemory
 from knnper.strategies.knn_per import KnnMemory

@@ -42,9 +42,11 @@ from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates
+from knnper.strategies.core.evaluation import evaluate
 from knnper.strategies.core.method import Method, Personalizer
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import ModelPredictor, Task, evaluate
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 from knnper.strategies.fine_tuning import one_model
 from knnper.strategies.mapper import Cover

@@ -36,15 +36,13 @@ from typing_extensions import override
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
+from knnper.strategies.core.evaluation import evaluate
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import ALL_DIFFER, Method
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.proximal import pull
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
-from knnper.strategies.core.task import ModelPredictor, evaluate
-from knnper.strategies.core.training import (
-    GradientHook,
-    local_sgd,
-    on_both_splits,
-    pull,
-)
+from knnper.strategies.core.training import GradientHook, local_sgd
 
 ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1), ALL_DIFFER]
 

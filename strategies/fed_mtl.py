@@ -31,15 +31,12 @@ from typing_extensions import override
 from knnper.data.examples import ClientData
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
+from knnper.strategies.core.final_training import trained_on_both_splits
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.proximal import pull
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import ModelPredictor
-from knnper.strategies.core.training import (
-    GradientHook,
-    local_sgd,
-    pull,
-    trained_on_both_splits,
-)
+from knnper.strategies.core.training import GradientHook, local_sgd
 
 
 @dataclass(frozen=True)

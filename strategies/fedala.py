@@ -39,17 +39,14 @@ from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeFloat,
-    PositiveFraction,
-    PositiveInt,
-    Settings,
-)
+from knnper.settings import NonNegativeFloat, PositiveFraction, PositiveInt, Settings
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.sharing import last_layers
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import LocalModel, local_sgd, on_both_splits
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalModel, local_sgd
 
 WINDOW, TOLERANCE = 10, 0.1
 

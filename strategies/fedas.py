@@ -44,9 +44,10 @@ from knnper.embedding_model import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.sharing import PartlyShared, SharedUpdate
-from knnper.strategies.core.task import ModelPredictor, Predictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import LocalModel, local_sgd
 from knnper.strategies.fedproto import class_means
 

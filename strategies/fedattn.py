@@ -43,17 +43,14 @@ from typing_extensions import override
 from knnper.data.examples import ClientData, Examples
 from knnper.datastore.index import use_one_thread
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeFloat,
-    PositiveInt,
-    Settings,
-    UnitInterval,
-)
+from knnper.settings import NonNegativeFloat, PositiveInt, Settings, UnitInterval
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.proximal import pull
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import local_sgd, pull
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 
 @dataclass(frozen=True)

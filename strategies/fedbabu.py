@@ -25,14 +25,12 @@ from typing_extensions import override
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeInt, PositiveFloat, Settings
+from knnper.strategies.core.final_training import trained_on_both_splits
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, NoState
 from knnper.strategies.core.sharing import PartlyShared, SharedUpdate
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import (
-    LocalResult,
-    local_sgd,
-    trained_on_both_splits,
-)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalResult, local_sgd
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,7 @@ from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem, RunError
-from knnper.experiment import (
-    BufferedTiming,
-    Experiment,
-    TrainingSettings,
-)
+from knnper.experiment import BufferedTiming, Experiment, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.settings import (
     PositiveFloat,
@@ -52,16 +48,13 @@ from knnper.settings import (
 )
 from knnper.strategies.core.averaging import Updates, average_each, hold
 from knnper.strategies.core.blocks import Blocks, layers, stages, whole_model
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.kmeans import clusters
 from knnper.strategies.core.method import Method, unlike_sent
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import (
-    LocalModel,
-    LocalResult,
-    local_sgd,
-    on_both_splits,
-)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
 
 _BLOCKS = {"layers": layers, "stages": stages, "whole": whole_model}
 

@@ -39,22 +39,14 @@ from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError, Problem
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeFloat,
-    PositiveFraction,
-    PositiveInt,
-    Settings,
-)
+from knnper.settings import NonNegativeFloat, PositiveFraction, PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import HeadPredictor
 from knnper.strategies.core.records import ModelUpdate, Record
-from knnper.strategies.core.task import HeadPredictor, Task
-from knnper.strategies.core.training import (
-    LocalModel,
-    head_cross_entropy,
-    local_sgd,
-    on_both_splits,
-)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalModel, head_cross_entropy, local_sgd
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from knnper.seeding import RandomKey
 from knnper.settings import PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates, average_each
 from knnper.strategies.core.method import Method, unlike_sent
+from knnper.strategies.core.predictors import MixturePredictor, Predictor
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import MixturePredictor, Predictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 
 

@@ -49,17 +49,14 @@ from typing_extensions import override
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError, Problem
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-)
+from knnper.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates, average_weights, denominator
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import LocalResult, on_both_splits
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalResult
 from knnper.strategies.fedproto import near_centers
 from knnper.strategies.fedrep import head_then_body
 

@@ -40,22 +40,19 @@ from typing_extensions import override
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import Problem
-from knnper.experiment import (
-    BufferedTiming,
-    Experiment,
-)
+from knnper.experiment import BufferedTiming, Experiment
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import HeadPredictor
 from knnper.strategies.core.records import ModelState, Record
-from knnper.strategies.core.task import HeadPredictor
 from knnper.strategies.core.training import (
     LocalResult,
     Objective,
     head_cross_entropy,
     local_sgd,
-    on_both_splits,
 )
 
 

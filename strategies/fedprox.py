@@ -23,7 +23,8 @@ from typing_extensions import override
 from knnper.data.examples import Examples
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, Settings
-from knnper.strategies.core.training import LocalResult, local_sgd, pull
+from knnper.strategies.core.proximal import pull
+from knnper.strategies.core.training import LocalResult, local_sgd
 from knnper.strategies.fedavg import FedAvg
 
 

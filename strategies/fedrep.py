@@ -26,6 +26,8 @@ from typing_extensions import override
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, PositiveInt, Settings
+from knnper.strategies.core.final_training import trained_on_both_splits
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import (
     PartlyShared,
@@ -33,13 +35,12 @@ from knnper.strategies.core.sharing import (
     SharedUpdate,
     part_in_use,
 )
-from knnper.strategies.core.task import Predictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     LocalResult,
     Objective,
     cross_entropy,
     local_sgd,
-    trained_on_both_splits,
 )
 
 

@@ -34,17 +34,15 @@ from knnper.errors import ConfigError, Problem
 from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
+from knnper.strategies.core.final_training import trained_on_both_splits
 from knnper.strategies.core.frozen import HeadModel
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.optimizers import Sgd
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.core.sharing import PersonalPart, part_in_use
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import (
-    local_sgd,
-    step_beside,
-    trained_on_both_splits,
-)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, step_beside
 
 
 @dataclass(frozen=True)

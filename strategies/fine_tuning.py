@@ -19,7 +19,8 @@ from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.method import Personalizer
-from knnper.strategies.core.task import ModelPredictor, Predictor, Task
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 

@@ -39,8 +39,10 @@ from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.optimizers import Sgd
+from knnper.strategies.core.predictors import HeadPredictor
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.sharing import (
     PartlyShared,
@@ -48,13 +50,8 @@ from knnper.strategies.core.sharing import (
     SharedUpdate,
     part_in_use,
 )
-from knnper.strategies.core.task import HeadPredictor, Task
-from knnper.strategies.core.training import (
-    head_cross_entropy,
-    local_sgd,
-    on_both_splits,
-    step_beside,
-)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import head_cross_entropy, local_sgd, step_beside
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,10 @@ from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, PositiveFraction, Settings
 from knnper.strategies.core.averaging import Updates
-from knnper.strategies.core.method import (
-    ALL_DIFFER,
-    UNSEEN_CLIENT,
-    Method,
-    wrong_shape,
-)
+from knnper.strategies.core.method import ALL_DIFFER, UNSEEN_CLIENT, Method, wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelState, ModelUpdate, Record
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 
 _MULTIPLYING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

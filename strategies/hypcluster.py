@@ -34,8 +34,9 @@ from knnper.seeding import RandomKey
 from knnper.settings import PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate, Record
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)

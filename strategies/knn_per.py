@@ -36,14 +36,12 @@ from knnper.datastore.memory import KnnSettings, store_settings_of
 from knnper.datastore.policy import require_settings
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.store import UNNAMED, Store, empty_memory_store
-from knnper.datastore.tuning import (
-    fill_and_tune,
-    is_fixed,
-)
+from knnper.datastore.tuning import fill_and_tune, is_fixed
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
+from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
+from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 
 

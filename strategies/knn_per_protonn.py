@@ -17,14 +17,11 @@ from knnper.data.examples import ClientData
 from knnper.datastore.memory import PAPER_KNN_WEIGHTS, CriterionName, KnnWeights
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
-from knnper.datastore.tuning import (
-    choose_knn_weight,
-    knn_weight_grid,
-)
+from knnper.datastore.tuning import choose_knn_weight, knn_weight_grid
 from knnper.seeding import RandomKey
 from knnper.settings import Settings
 from knnper.strategies.core.method import Personalizer
-from knnper.strategies.core.task import EmbeddingPredictor
+from knnper.strategies.core.predictors import EmbeddingPredictor
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.knn_per import require_embedding_predictor
 

@@ -15,10 +15,11 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.settings import PositiveInt, Settings
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import on_both_splits
+from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)

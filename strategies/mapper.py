@@ -51,15 +51,12 @@ from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
 from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-    UnitInterval,
-)
+from knnper.settings import PositiveFloat, PositiveInt, Settings, UnitInterval
+from knnper.strategies.core.evaluation import score
 from knnper.strategies.core.method import ALL_DIFFER, Method, Personalizer
+from knnper.strategies.core.predictors import MixturePredictor, ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
-from knnper.strategies.core.task import MixturePredictor, ModelPredictor, Task, score
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Objective, cross_entropy, local_sgd
 from knnper.strategies.fine_tuning import one_model
 

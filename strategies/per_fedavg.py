@@ -40,22 +40,17 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    Settings,
-)
+from knnper.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, Settings
+from knnper.strategies.core.final_training import trained_on_both_splits
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.core.training import (
     Batch,
     LocalModel,
     LocalResult,
     LocalStep,
     local_sgd,
-    trained_on_both_splits,
 )
 
 

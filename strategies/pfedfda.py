@@ -48,9 +48,10 @@ from knnper.seeding import RandomKey
 from knnper.settings import NonNegativeFloat, Settings, UnitInterval
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.sharing import PartlyShared, SharedUpdate
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedproto import class_means
 

@@ -43,8 +43,9 @@ from knnper.seeding import RandomKey
 from knnper.settings import PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import HeadPredictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import HeadPredictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 
 _MAX_PASSES = 100  # of 2-means

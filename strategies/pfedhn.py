@@ -38,16 +38,11 @@ from typing_extensions import override
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-)
+from knnper.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import ModelPredictor, Predictor
 
 LAST_LAYER_SCALE = 0.01
 """Size of the last layer's initial weights, relative to the other layers'."""

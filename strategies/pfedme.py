@@ -37,23 +37,18 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-)
+from knnper.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from knnper.strategies.core.averaging import Updates, mean_in_parts
+from knnper.strategies.core.final_training import trained_on_both_splits
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.proximal import pull
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.core.training import (
     LocalModel,
     LocalResult,
     LocalStep,
     local_sgd,
-    pull,
-    trained_on_both_splits,
 )
 
 

@@ -36,9 +36,9 @@ from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.trained_model import ended_run
 from knnper.simulation.workbench import CLIENTS, Workbench, open_workbench
 from knnper.strategies.catalogue import trained_as
+from knnper.strategies.core.embedding_pool import EmbeddingPool, KeptEmbeddings
 from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record
-from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 
 FAILED = "failed.txt"  # in a run's folder: the reason why it has no results
 

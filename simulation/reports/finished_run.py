@@ -18,8 +18,8 @@ from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.settings import dotted, metric_name
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
+from knnper.strategies.core.evaluation import ClientResult
 from knnper.strategies.core.method import AS_IT_IS
-from knnper.strategies.core.task import ClientResult
 
 GROUPS = ("seen", "unseen")
 EVERYBODY = "all"

@@ -30,20 +30,11 @@ from knnper.errors import CodecError
 from knnper.own import Kind
 from knnper.records import Parts, is_shape, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    Choice,
-    PositiveFraction,
-    Settings,
-    SettingsTypes,
-)
-from knnper.strategies.core.method import (
-    Method,
-    NoSettings,
-    Personalizer,
-    origins,
-)
+from knnper.settings import Choice, PositiveFraction, Settings, SettingsTypes
+from knnper.strategies.core.method import Method, NoSettings, Personalizer, origins
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import NoState, Record, require_finite
-from knnper.strategies.core.task import Predictor, Task
+from knnper.strategies.core.task import Task
 
 Values = NDArray[np.float32]
 

@@ -20,6 +20,7 @@ from knnper.records import tensors_of
 from knnper.seeding import RandomKey
 from knnper.settings import Settings
 from knnper.strategies.core.averaging import Updates, average_weights
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import (
     ModelPayload,
     ModelState,
@@ -27,7 +28,7 @@ from knnper.strategies.core.records import (
     NoState,
     Record,
 )
-from knnper.strategies.core.task import ModelPredictor, Predictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import LocalResult, local_sgd
 
 AS_IT_IS = "none"

@@ -20,10 +20,12 @@ from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import Settings
 from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.final_training import trained_on_both_splits
 from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelState, Record
-from knnper.strategies.core.task import ModelPredictor, Predictor, Task
-from knnper.strategies.core.training import LocalResult, trained_on_both_splits
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalResult
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,26 @@
-"""Local training: the one loop of SGD, and the training that follows the rounds.
+"""Local training: the one loop of SGD.
 
 Methods differ by what they pass to `local_sgd`: a hook on the gradient, a mask of the
 trainable weights, weights of examples, another objective, or a step of their own.
-
-A client that trains after the rounds learns from its training and validation splits.
-A memory on top of it still chooses λ on the validation split, and must not score a
-model that was trained on it. `on_both_splits` therefore also provides the model trained
-in the same way on the training split alone.
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Required, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
 from knnper.data.augmentation import AUGMENTATIONS
-from knnper.data.examples import TEXTS, ClientData, Examples
+from knnper.data.examples import TEXTS, Examples
 from knnper.embedding_model import Criterion, EmbeddingModel
 from knnper.experiment import TrainingSettings
 from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.optimizers import Sgd, optimizer
 from knnper.strategies.core.records import ModelUpdate
-from knnper.strategies.core.task import HeadPredictor, ModelPredictor, Task
+from knnper.strategies.core.task import Task
 
 _WARMUPS = 3  # passes before a GPU can record one, as torch recommends
 
@@ -496,86 +489,3 @@ def num_steps(
     if training.local_steps is not None:
         return training.local_steps if num_examples else 0
     return (training.local_epochs or 1) * per_epoch
-
-
-AnyPredictor = TypeVar("AnyPredictor", ModelPredictor, HeadPredictor)
-
-
-def on_both_splits(
-    data: ClientData, train: Callable[[Examples], AnyPredictor]
-) -> AnyPredictor:
-    """Train on both splits; `without_validation` trains on the training split alone."""
-    served = train(data.train_and_validation())
-    if len(data.validation) == 0:
-        return served
-    return replace(served, trained_alone=lambda: train(data.train))
-
-
-class SgdOptions(TypedDict, total=False):
-    """Options that `trained_on_both_splits` passes to `local_sgd`."""
-
-    learning_rate: Required[float]
-    num_epochs: int | None
-    gradient_hook: GradientHook | None
-    trainable: Tensor | None
-
-
-def trained_on_both_splits(
-    task: Task,
-    weights: Tensor,
-    data: ClientData,
-    rng: RandomKey,
-    **options: Unpack[SgdOptions],
-) -> ModelPredictor:
-    """Train one model on both splits by `local_sgd`; see `on_both_splits`."""
-
-    def train(examples: Examples) -> ModelPredictor:
-        trained = local_sgd(task, weights, examples, rng=rng, **options)
-        return ModelPredictor(task, trained.weights)
-
-    return on_both_splits(data, train)
-
-
-def pull(
-    center: Tensor,
-    weight: float,
-    learning_rate: float,
-    weight_decay: float,
-    where: Tensor | None = None,
-) -> GradientHook:
-    """Return a hook that makes the steps of SGD proximal, towards ``center``.
-
-    The hook replaces the gradient g at the parameters p by
-
-        (g + λ ((1 - η d) p - c)) / (1 + η λ)
-
-    A step of SGD with learning rate η and weight decay d along it is the proximal step
-    of λ/2 ||p - c||². Momentum applies to it as to any gradient.
-
-    Parameters
-    ----------
-    center
-        c, shape (num_parameters,) or (num_weights,); buffers are ignored.
-    weight
-        λ; 0 leaves the gradient unchanged in every bit.
-    learning_rate, weight_decay
-        η and d of the steps.
-    where
-        Mask of the parameters to pull, of the shape of ``center``; None is all.
-    """
-    shrunk = 1 / (1 + learning_rate * weight)
-    strength = weight * shrunk
-    decayed = 1 - learning_rate * weight_decay
-
-    @functools.cache
-    def on_device(device: torch.device, length: int) -> tuple[Tensor, Tensor | None]:
-        mask = None if where is None else where[:length].to(device)
-        return center[:length].to(device), mask
-
-    def hook(gradient: Tensor, parameters: Tensor) -> None:
-        target, mask = on_device(gradient.device, len(gradient))
-        away = decayed * parameters - target
-        pulled = (shrunk * gradient).add_(away, alpha=strength)
-        gradient.copy_(pulled if mask is None else torch.where(mask, pulled, gradient))
-
-    return hook

@@ -27,15 +27,8 @@ from knnper.reasons import Code, SafeReason, Word
 from knnper.server.sites import Directory
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble, for_sites
-from knnper.strategies.core import task
-from knnper.transport.messages import (
-    Job,
-    Purpose,
-    pack,
-    packed_of,
-    to_content,
-    unpack,
-)
+from knnper.strategies.core import evaluation
+from knnper.transport.messages import Job, Purpose, pack, packed_of, to_content, unpack
 from tests.apps.data_faults import (
     CLASSES,
     COLUMNS,
@@ -360,7 +353,7 @@ def test_failed_installation_is_told_without_text(
     packed = packed_of(ask(grid, experiment(), Purpose.PERSONALIZE).content, "reply")
     assert packed is not None
     expected = OWN_LOG if is_quiet else text_for_others(StoreBusyError())
-    assert unpack(task.ClientResults, packed).failures == {CLIENT: expected}
+    assert unpack(evaluation.ClientResults, packed).failures == {CLIENT: expected}
     require_nothing_private(grid)
 
 
@@ -368,11 +361,11 @@ def test_failed_validation_is_told_without_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = RecordingGrid(site_of(folder, table(folder, rows())))
-    monkeypatch.setattr(task, "evaluate", failing)
+    monkeypatch.setattr(evaluation, "evaluate", failing)
     packed = packed_of(ask(grid, experiment(), Purpose.VALIDATE).content, "reply")
     assert packed is not None
     expected = {CLIENT: text_for_others(StoreBusyError())}
-    assert unpack(task.Validation, packed).failures == expected
+    assert unpack(evaluation.Validation, packed).failures == expected
     require_nothing_private(grid)
 
 

@@ -27,7 +27,7 @@ from knnper.simulation.catalogue import over_sites
 from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import find_model
 from knnper.simulation.workbench import open_workbench
-from knnper.strategies.core import task
+from knnper.strategies.core import evaluation
 from tests.apps.site_grid import SiteGrid, experiment
 from tests.simulation.knnper_process import validations
 
@@ -304,7 +304,11 @@ def test_a_test_split_is_looked_at_once(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown, tests = list[Tensor](), list[Tensor]()
-    explain, predict, test_of = KnnPredictor.explain, task.predict, _SiteSource.test
+    explain, predict, test_of = (
+        KnnPredictor.explain,
+        evaluation.predict,
+        _SiteSource.test,
+    )
 
     def explaining(predictor: KnnPredictor, images: Tensor) -> Prediction:
         shown.append(images)
@@ -319,7 +323,7 @@ def test_a_test_split_is_looked_at_once(
         return test_of(source, client)
 
     monkeypatch.setattr(KnnPredictor, "explain", explaining)
-    monkeypatch.setattr(task, "predict", predicting)
+    monkeypatch.setattr(evaluation, "predict", predicting)
     monkeypatch.setattr(_SiteSource, "test", read)
     lead(three(files), experiment(), tmp_path / "run")
     assert len(tests) == 3

@@ -13,17 +13,14 @@ from torch.optim import SGD
 
 from benchmarks.bare_loop import BareImages, train
 from benchmarks.bare_model import bare_images, embed, mobilenet_v2
-from benchmarks.bare_personalization import (
-    BareResult,
-    personalize,
-)
+from benchmarks.bare_personalization import BareResult, personalize
 from benchmarks.bare_training import training_shares
 from benchmarks.workload import NUM_CLASSES, NUM_IMAGES, Workload
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
+from knnper.strategies.core.evaluation import ClientResult
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import ClientResult
 
 pytestmark = pytest.mark.integration
 

@@ -19,9 +19,9 @@ from knnper.data.examples import ClientData, Examples, InputSpec
 from knnper.errors import CodecError, TrainingDivergedError
 from knnper.records import unflatten
 from knnper.seeding import RandomKey
+from knnper.strategies.core.embedding_pool import EmbeddingPool
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import EmbeddingPool
 from knnper.transport.messages import (
     FAILURES,
     IN_MESSAGE,

@@ -23,7 +23,7 @@ from knnper.client.client_app import make_client_app
 from knnper.client.runtime import DataSource, Personalized, TrainingRequest
 from knnper.client.site import CONFIG, SiteNode, SiteRuntime
 from knnper.data.examples import ClientData, Examples
-from knnper.strategies.core.task import ClientResults
+from knnper.strategies.core.evaluation import ClientResults
 from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import Job
 

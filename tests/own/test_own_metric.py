@@ -27,7 +27,7 @@ from knnper.simulation.engines import simulate
 from knnper.simulation.reports.pages import as_markdown_report
 from knnper.simulation.reports.report import report_of
 from knnper.simulation.workbench import open_workbench
-from knnper.strategies.core.task import Evaluation
+from knnper.strategies.core.evaluation import Evaluation
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
 

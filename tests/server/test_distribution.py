@@ -10,9 +10,9 @@ from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint
 from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.strategies.core.evaluation import ClientResult, ClientResults, Evaluation
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import ClientResult, ClientResults, Evaluation
 from knnper.transport.messages import Purpose
 
 NOTHING = Evaluation(0, 0, 0.0, (), (), ())

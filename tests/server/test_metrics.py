@@ -30,7 +30,7 @@ from knnper.server.result_files import write_clients_csv
 from knnper.server.results import metric_of, summarise
 from knnper.settings import Choice, Settings
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.core.task import ClientResult, Evaluation, score
+from knnper.strategies.core.evaluation import ClientResult, Evaluation, score
 
 
 def named(*names: str) -> dict[str, Compute]:

@@ -13,14 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from knnper.server.distribution import in_groups
 from knnper.server.plausibility import evaluation_problem, result_problem
 from knnper.server.result_files import write_clients_csv
-from knnper.server.results import (
-    Total,
-    summarise,
-    summarise_groups,
-    training_summary,
-)
+from knnper.server.results import Total, summarise, summarise_groups, training_summary
 from knnper.server.run import scalar_writer
-from knnper.strategies.core.task import NUM_CALIBRATION_BINS, ClientResult, Evaluation
+from knnper.strategies.core.evaluation import (
+    NUM_CALIBRATION_BINS,
+    ClientResult,
+    Evaluation,
+)
 
 
 def evaluation(

@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knnper.errors import RunError
-from knnper.experiment import (
-    FederationSettings,
-    RunSettings,
-    TrainingSettings,
-)
+from knnper.experiment import FederationSettings, RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
@@ -25,9 +21,13 @@ from knnper.server.observer import RoundRecord
 from knnper.server.roster import Member, Roster
 from knnper.server.rounds import RoundLoop
 from knnper.server.screening import cap_claims
+from knnper.strategies.core.evaluation import (
+    NUM_CALIBRATION_BINS,
+    Evaluation,
+    Validation,
+)
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import NUM_CALIBRATION_BINS, Evaluation, Validation
 from knnper.transport.messages import Purpose
 
 CLIENTS = ("a", "b", "c", "d")

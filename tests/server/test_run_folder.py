@@ -30,8 +30,8 @@ from knnper.server.distribution_log import DistributionLog, ShownResults
 from knnper.server.run_folder import RunFolder
 from knnper.server.screening import Norms
 from knnper.simulation.catalogue import experiment_catalogue
+from knnper.strategies.core.evaluation import ClientResult, Evaluation
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import ClientResult, Evaluation
 from tests.apps.site_grid import experiment
 
 EXPERIMENT = experiment()

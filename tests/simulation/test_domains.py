@@ -18,7 +18,7 @@ from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.partition.pflbed import PflbedSettings
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper.strategies.core.task import ModelPredictor
+from knnper.strategies.core.predictors import ModelPredictor
 from tests.simulation.knnper_process import simulate as simulate_in_a_process
 
 EXPERIMENT = """

@@ -11,8 +11,9 @@ from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.apfl import Apfl, ApflClientState, ApflSettings, mixed
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import Task
 from tests.strategies.tiny import (
     KEY,
     linear_task,

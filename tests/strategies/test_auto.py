@@ -23,8 +23,9 @@ from knnper.strategies.auto import (
     default_candidates,
 )
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method, NoSettings
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Predictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.fine_tuning import FineTuningSettings
 from tests.client.state.small_site import (
     drawn,

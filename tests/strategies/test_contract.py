@@ -16,18 +16,16 @@ from torch import Tensor
 
 from knnper import strategies
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import (
-    MultiStepSchedule,
-    TrainingSettings,
-)
+from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.records import Parts, fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.federation import Reply
 from knnper.server.screening import UpdateChecks
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, trained_as
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
+from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.hypcluster import ClusterUpdate
 from tests.strategies.method_checks import count_embeddings
 from tests.strategies.tiny import noisy, task_for

@@ -17,8 +17,9 @@ from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import site_catalogue
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Batch, LocalModel, local_sgd
 from knnper.strategies.dapper import (
     Dapper,

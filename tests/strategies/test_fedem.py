@@ -5,7 +5,8 @@ import torch
 
 from knnper.strategies import fedem as module
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
-from knnper.strategies.core.task import MixturePredictor, Task
+from knnper.strategies.core.predictors import MixturePredictor
+from knnper.strategies.core.task import Task
 from knnper.strategies.fedem import (
     Components,
     ComponentsUpdate,

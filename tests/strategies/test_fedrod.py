@@ -11,9 +11,10 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.flat_model import FlatModel
+from knnper.strategies.core.evaluation import evaluate
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import PersonalPart
-from knnper.strategies.core.task import ModelPredictor, evaluate
 from knnper.strategies.fedrod import FedRoD, FedRoDSettings
 from tests.strategies.tiny import (
     FOUR_PIXELS,

@@ -36,8 +36,9 @@ from knnper.datastore.tuning import (
 from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuningSettings

@@ -8,7 +8,7 @@ from knnper.data.examples import ClientData, Examples
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
 from knnper.datastore.tuning import choose_knn_weight
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import ModelPredictor
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.knn_per_protonn import PrototypeSettings, compress
 from tests.strategies.tiny import tiny_cnn_task
 

@@ -11,8 +11,9 @@ from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies import mapper
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import MixturePredictor, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from tests.strategies.tiny import (
     KEY,

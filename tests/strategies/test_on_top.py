@@ -14,7 +14,8 @@ from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import KnnMemory, knn_predictor
 from knnper.strategies.local import Local, LocalSettings

@@ -20,7 +20,9 @@ from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.agnostic import shares_and_losses
-from knnper.strategies.core.task import ModelPredictor, Task, evaluate
+from knnper.strategies.core.evaluation import evaluate
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedem import example_losses
 from knnper.strategies.hypcluster import ClusterModels, best_position

@@ -16,7 +16,8 @@ from knnper.embedding_model import EmbeddingModel
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT
-from knnper.strategies.core.task import HeadPredictor, Task
+from knnper.strategies.core.predictors import HeadPredictor
+from knnper.strategies.core.task import Task
 from knnper.strategies.pfedgp import (
     ClassTree,
     GPKernel,

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.proximal import pull
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import local_sgd, pull
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
 from knnper.strategies.l2gd import L2GD, L2GDSettings, L2GDState, coin_step, coins

@@ -14,17 +14,14 @@ from knnper.experiment import TrainingSettings
 from knnper.flat_model import FlatModel
 from knnper.layers import TolerantBatchNorm2d
 from knnper.models import build_model
-from knnper.networks import (
-    MlpSettings,
-    StackedLstmSettings,
-    TinyCnnSettings,
-)
+from knnper.networks import MlpSettings, StackedLstmSettings, TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, build_task
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import Task
 
 KEY = RandomKey(11)
 ONE_PIXEL = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))

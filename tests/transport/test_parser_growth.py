@@ -29,7 +29,7 @@ from knnper.errors import KnnPerError, RunError
 from knnper.files import parse_json
 from knnper.records import Flat, unflatten
 from knnper.server.link import gateway_rules, replies
-from knnper.strategies.core.task import Validation
+from knnper.strategies.core.evaluation import Validation
 from knnper.transport import flower_protocol as flower
 from knnper.yaml_text import parse_yaml
 

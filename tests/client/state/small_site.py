@@ -16,7 +16,7 @@ from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
-from knnper.strategies.core.task import ModelPredictor
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.knn_per import knn_predictor
 
 SPEC = InputSpec((8, 8, 1), 4, (0.5,), (0.3,))

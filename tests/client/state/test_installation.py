@@ -26,16 +26,10 @@ from knnper.datastore.examples import InputLayout, NewExamples, Selection, Store
 from knnper.datastore.memory import KnnSettings, TuningSettings
 from knnper.datastore.prediction import KERNELS
 from knnper.datastore.store import Store, empty_memory_store, memory_store, open_store
-from knnper.datastore.tuning import (
-    CRITERIA,
-    ParameterGrid,
-    Tuned,
-    fill_and_tune,
-    score,
-)
+from knnper.datastore.tuning import CRITERIA, ParameterGrid, Tuned, fill_and_tune, score
 from knnper.seeding import RandomKey
+from knnper.strategies.core.evaluation import evaluate
 from knnper.strategies.core.exported_model import GlobalModel, ModelError
-from knnper.strategies.core.task import evaluate
 from tests.client.service.small_service import TEXT, tiny_model
 from tests.client.state.small_site import (
     TASK,

@@ -19,10 +19,7 @@ from knnper.errors import DataError, FolderTakenError, RunError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches import workers
 from knnper.simulation.batches.comparison import Comparison
-from knnper.simulation.batches.family import (
-    FAILED,
-    RunStage,
-)
+from knnper.simulation.batches.family import FAILED, RunStage
 from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.progress import Progress
 from knnper.simulation.batches.runner import (
@@ -34,15 +31,11 @@ from knnper.simulation.batches.runner import (
     run_batch,
 )
 from knnper.simulation.batches.sweep import Sweep
-from knnper.simulation.batches.tables import (
-    csv_of,
-    rows_of,
-    run_rows,
-    table_of,
-)
+from knnper.simulation.batches.tables import csv_of, rows_of, run_rows, table_of
 from knnper.simulation.engines import simulate
 from knnper.simulation.reports.table import csv_text
-from knnper.strategies.core.task import EmbeddingPool, Task
+from knnper.strategies.core.embedding_pool import EmbeddingPool
+from knnper.strategies.core.task import Task
 from tests.simulation.batches.doomed import Doomed, die, send_one_event
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import (

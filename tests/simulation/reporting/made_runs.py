@@ -11,7 +11,7 @@ from knnper.metrics import computations
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
 from knnper.settings import Choice, Settings
-from knnper.strategies.core.task import ClientResult, score
+from knnper.strategies.core.evaluation import ClientResult, score
 
 STATE = "5" * 64
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import Examples
-from knnper.strategies.core.task import evaluate, predict, score
+from knnper.strategies.core.evaluation import evaluate, predict, score
 
 
 class Fixed:

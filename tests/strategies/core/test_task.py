@@ -12,8 +12,8 @@ from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError
 from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
+from knnper.strategies.core.embedding_pool import EmbeddingPool, KeptEmbeddings
 from knnper.strategies.core.sharing import first_layers, layers_left
-from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.dapper import draw_proxy, draw_sample
 from tests.strategies.tiny import KEY, noisy, normed_task

@@ -16,25 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.experiment import (
-    SgdSettings,
-    TrainingSettings,
-)
+from knnper.experiment import SgdSettings, TrainingSettings
 from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
+from knnper.strategies.core.final_training import on_both_splits
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.optimizers import Sgd
-from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import (
-    LocalResult,
-    cross_entropy,
-    local_sgd,
-    on_both_splits,
-    pull,
-)
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.proximal import pull
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalResult, cross_entropy, local_sgd
 from knnper.strategies.ditto import DittoSettings
 from tests.strategies.method_checks import count_embeddings
 from tests.strategies.tiny import (
