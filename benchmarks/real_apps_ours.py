@@ -11,7 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.real_models import tensors_of
 from knnper.client.flower_node import quick_pulls
-from knnper.server.federation import FlowerFederation, Request, Step
+from knnper.server.federation import Request, Step
+from knnper.server.flower_federation import FlowerFederation
 from knnper.server.sites import OVER_NETWORK
 from knnper.strategies.core.averaging import average_weights
 from knnper.strategies.core.records import ModelPayload, ModelUpdate

@@ -24,7 +24,9 @@ from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment
 from knnper.process import compute_device, num_workers
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, FlowerFederation, TaskSize
+from knnper.server.federation import Federation
+from knnper.server.flower_federation import FlowerFederation
+from knnper.server.task_size import TaskSize
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.flower_engine import NUM_NODES, VirtualNode, carrier_of
 from knnper.simulation.flower_nodes import (

@@ -13,13 +13,8 @@ from typing_extensions import override
 from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
 from knnper.server.checkpoints import Checkpoint
-from knnper.server.federation import (
-    FlowerFederation,
-    LiveFederation,
-    Reply,
-    Request,
-    Step,
-)
+from knnper.server.federation import LiveFederation, Reply, Request, Step
+from knnper.server.flower_federation import FlowerFederation
 from knnper.server.link.authorized import Registered
 from knnper.server.roster import Member, Roster
 from knnper.server.run import Conductor

@@ -20,7 +20,9 @@ from knnper.experiment import RunSettings
 from knnper.experiment_file import from_json, to_json
 from knnper.files import write_atomically
 from knnper.process import compute_device, num_workers
-from knnper.server.federation import Federation, FlowerFederation, TaskSize
+from knnper.server.federation import Federation
+from knnper.server.flower_federation import FlowerFederation
+from knnper.server.task_size import TaskSize
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.flower_nodes import (
     T,

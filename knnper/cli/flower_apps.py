@@ -27,7 +27,7 @@ from knnper.models import with_local_files
 from knnper.own import Door
 from knnper.process import with_fixed_threads
 from knnper.server.checkpoints import Checkpoint
-from knnper.server.federation import FlowerFederation
+from knnper.server.flower_federation import FlowerFederation
 from knnper.server.link.authorized import read_roster
 from knnper.server.link.submission import RUN_ENDED
 from knnper.server.link.superlink import (

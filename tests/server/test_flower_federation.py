@@ -18,17 +18,11 @@ from torch import Tensor
 
 from knnper.errors import RunError
 from knnper.records import Flat, flatten
-from knnper.server.federation import (
-    EXPIRES_LATER_S,
-    TASK_S,
-    FlowerFederation,
-    Reply,
-    Request,
-    Step,
-    TaskSize,
-)
+from knnper.server.federation import Reply, Request, Step
+from knnper.server.flower_federation import EXPIRES_LATER_S, FlowerFederation
 from knnper.server.screening import UpdateChecks
 from knnper.server.tally import Tally
+from knnper.server.task_size import TASK_S, TaskSize
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport import polling
 from knnper.transport.messages import (

@@ -129,7 +129,7 @@ def test_arrays_on_their_way_are_asked_for_sooner() -> None:
             "knnper.cli.flower_apps",
             "knnper.simulation.flower_engine",
         ),
-        *("knnper.server.federation", "knnper.client.flower_node"),
+        *("knnper.server.flower_federation", "knnper.client.flower_node"),
     ],
 )
 def test_flower_reports_nothing(module: str, tmp_path: Path) -> None:
