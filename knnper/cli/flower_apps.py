@@ -27,7 +27,9 @@ from knnper.models import with_local_files
 from knnper.own import Door
 from knnper.process import with_fixed_threads
 from knnper.server.checkpoints import Checkpoint
+from knnper.server.directory import Directory
 from knnper.server.flower_federation import FlowerFederation
+from knnper.server.late_clients import LateClients
 from knnper.server.link.authorized import read_roster
 from knnper.server.link.submission import RUN_ENDED
 from knnper.server.link.superlink import (
@@ -40,7 +42,7 @@ from knnper.server.roster import Roster
 from knnper.server.run import Conductor
 from knnper.server.run_folder import RunFolder
 from knnper.server.settings import read_server
-from knnper.server.sites import OVER_NETWORK, Directory, LateClients, SiteFederation
+from knnper.server.sites import OVER_NETWORK, SiteFederation
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.flower_engine import VirtualNode, carrier_of, flower_federation

@@ -24,7 +24,7 @@ from knnper.errors import DataError, KnnPerError, RefusedError, text_for_others
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment
 from knnper.reasons import Code, SafeReason, Word
-from knnper.server.sites import Directory
+from knnper.server.directory import Directory
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble, for_sites
 from knnper.strategies.core import evaluation

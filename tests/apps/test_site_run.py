@@ -20,7 +20,7 @@ from knnper.experiment import Experiment
 from knnper.experiment_file import results_identity
 from knnper.networks import TinyCnn
 from knnper.predictions import FILE
-from knnper.server import sites
+from knnper.server import late_clients
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import over_sites
@@ -119,7 +119,7 @@ def test_who_comes_late_gets_the_model_as_an_unseen_client(
     serial: RunFolder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sites, "LATE_CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(late_clients, "LATE_CHECK_EVERY_S", 0.05)
     grid = three(files)
     first = lead(grid, experiment(), tmp_path / "run")
     weights = weights_of(first)
@@ -141,7 +141,7 @@ def test_who_was_away_in_the_distribution_gets_the_model_later(
     serial: RunFolder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sites, "LATE_CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(late_clients, "LATE_CHECK_EVERY_S", 0.05)
     grid = three(files)
 
     class GoneAfterTraining(Observer):

@@ -11,10 +11,11 @@ from flwr.app import Error, Message, RecordDict
 
 from knnper.errors import RunError
 from knnper.experiment import FederationSettings
-from knnper.server import sites
+from knnper.server import directory, sites
+from knnper.server.directory import Directory
 from knnper.server.federation import Reply, Request, Step
 from knnper.server.link.authorized import Registered
-from knnper.server.sites import Directory, SiteFederation
+from knnper.server.sites import SiteFederation
 from knnper.transport.messages import Introduction, Purpose, introduction_content
 from tests.server.fake_grid import FakeGrid
 
@@ -73,7 +74,7 @@ def _reason(content: RecordDict) -> str:
 pytestmark = pytest.mark.usefixtures("inside_a_run")
 
 
-def directory(people: People, registered: dict[int, str] | None = None) -> Directory:
+def clients_of(people: People, registered: dict[int, str] | None = None) -> Directory:
     clients = Directory(people.grid, "{}", lambda: roster(registered or {}))  # type: ignore[arg-type]
     look(clients)
     return clients
@@ -111,7 +112,7 @@ def test_what_a_client_says_it_has_is_a_claim_unless_the_operator_knows(
 
 def test_a_client_is_asked_once_and_forgotten_when_it_leaves() -> None:
     people = People({1: "a", 2: "b"})
-    clients = directory(people)
+    clients = clients_of(people)
     people.grid.nodes = {2}
     look(clients)
     assert (list(clients.members()), clients.node_of("a")) == (["b"], None)
@@ -128,7 +129,7 @@ def test_a_name_that_is_taken_is_refused_and_both_sides_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     people = People({1: "a", 2: "a"})
-    clients = directory(people)
+    clients = clients_of(people)
     assert clients.node_of("a") == 1
     ((node, reason),) = people.notices()
     assert node == 2
@@ -138,7 +139,7 @@ def test_a_name_that_is_taken_is_refused_and_both_sides_are_told(
 
 def test_a_key_goes_by_the_name_it_is_registered_under() -> None:
     people = People({1: "a", 2: "b", 3: "c"})
-    clients = directory(people, {1: "a", 2: "a2"})
+    clients = clients_of(people, {1: "a", 2: "a2"})
     assert list(clients.members()) == ["a"]
     notices = dict(people.notices())
     assert "its key is registered as a2, and it calls itself b" in notices[2]
@@ -150,29 +151,29 @@ def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
 ) -> None:
     people = People({1: "a"})
     people.change(1, problem="unknown label 'cta'")
-    clients = directory(people)
+    clients = clients_of(people)
     assert clients.members() == {}
     assert "client a (node 1) cannot take part: unknown label 'cta'" in caplog.text
     assert list(clients.refused())
     people.change(1, problem="")
     look(clients)
     assert clients.members() == {}, "not at once: reading data takes time"
-    monkeypatch.setattr(sites, "ASK_AGAIN_S", 0.0)
-    again = directory(people)
+    monkeypatch.setattr(directory, "ASK_AGAIN_S", 0.0)
+    again = clients_of(people)
     assert list(again.members()) == ["a"]
 
 
 def test_who_still_cannot_take_part_is_told_again_in_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sites, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(directory, "ASK_AGAIN_S", 0.0)
     people = People({1: "a"})
     people.change(1, problem="unknown label 'cta'")
-    clients = directory(people)
+    clients = clients_of(people)
     look(clients)
     assert len(people.notices()) == 1
-    monkeypatch.setattr(sites, "REMIND_S", -1.0)
-    clients = directory(people)
+    monkeypatch.setattr(directory, "REMIND_S", -1.0)
+    clients = clients_of(people)
     num_notices = len(people.notices())
     look(clients)
     assert len(people.notices()) > num_notices
@@ -181,7 +182,7 @@ def test_who_still_cannot_take_part_is_told_again_in_a_while(
 def test_a_node_that_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) -> None:
     people = People({1: "a"})
     people.grid.nodes.add(9)
-    assert list(directory(people).members()) == ["a"]
+    assert list(clients_of(people).members()) == ["a"]
     assert "node 9 did not introduce itself: no such file" in caplog.text
 
 
@@ -191,10 +192,10 @@ def test_one_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
     people.grid.answer = lambda message: (
         None if message.metadata.dst_node_id == 2 else answer(message)
     )
-    clients = directory(people, {1: "a", 2: "b"})
+    clients = clients_of(people, {1: "a", 2: "b"})
     assert list(clients.members()) == ["a"]
     assert (clients.is_silent("a"), clients.is_silent("b")) == (False, True)
-    monkeypatch.setattr(sites, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(directory, "TIMEOUT_S", 0.0)
     look(clients)
     assert list(clients.refused()) == [
         "node 2 did not introduce itself: no answer within 0 s"
