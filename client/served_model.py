@@ -28,7 +28,6 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.prediction import (
     KnnPredictor,
-    NameCache,
     NeighborClassifier,
     Prediction,
 )
@@ -61,7 +60,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         self._site_state = site_state
         self._refreshing = threading.Lock()
         self._in_use: dict[str, ModelInUse] = {}  # by fingerprint
-        self._names = NameCache(store)
         self._load_in_use()
 
     def __exit__(self, *_: object) -> None:
@@ -96,10 +94,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def delete(self, selection: Selection) -> Ids:
         """Delete examples without a trace, and return their ids."""
-        try:
-            return self.store.delete(selection)
-        finally:
-            self._names.forget()
+        return self.store.delete(selection)
 
     def refresh(self) -> bool:
         """Take up a newer installation; return whether what is served has changed."""
@@ -114,7 +109,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
                 used = self._use(model, pending.serving)
                 self._in_use.setdefault(fingerprint, used)
                 settle(folder, self.store, pending, model)
-                self._names.forget()
             self._load_in_use()
             return self.serving != before
 
@@ -164,7 +158,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             serving.kernel,
             serving.kernel_scale,
             model.fingerprint,
-            self._names,
+            with_names=True,
         )
         predictor = KnnPredictor(
             model.embed,

@@ -110,6 +110,10 @@ class Rows:
         self._process = None if reader is writer else os.getpid()
         self._reading = threading.RLock()
         self._writing = self._reading if reader is writer else threading.RLock()
+        # Held while the index is searched or follows a commit, see `writing`. A
+        # database in memory has one connection, so there a search waits for the whole
+        # transaction.
+        self.searching = self._reading if reader is writer else threading.RLock()
         self._log = None if writer is None else WriteAheadLog(writer, path)
         self._current_row = None if writer is None else StoreRow.read(writer, path)
         self._known_versions = dict[int, Version]()
@@ -177,14 +181,21 @@ class Rows:
         self._require_own_process()
         if self._log is not None:
             return False
-        with self._reading:
-            if self._reader.is_outdated(self._path):
-                self._reader.close()
-                self._connection = connect(self._path, writable=False)
-                self._data_version = -1
-        before = self._data_version
-        self._data_version = self._fetch("PRAGMA data_version")[0][0]
-        return before != self._data_version
+        with self._reading, translate_errors(self._path):
+            self._reconnect_if_outdated()
+            before = self._data_version
+            (self._data_version,) = self._connection.execute(
+                "PRAGMA data_version"
+            ).fetchone()
+            return before != self._data_version
+
+    def _reconnect_if_outdated(self) -> None:
+        """Open the files again if they changed under an immutable connection."""
+        reader = self._connection
+        if not reader.in_transaction and reader.is_outdated(self._path):
+            reader.close()
+            self._connection = connect(self._path, writable=False)
+            self._data_version = -1
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -193,6 +204,7 @@ class Rows:
             if self._reader.in_transaction:
                 yield
                 return
+            self._reconnect_if_outdated()
             with transaction(self._reader, self._path, writing=False):
                 yield
 
@@ -282,9 +294,14 @@ class Rows:
         with self._reading, translate_errors(self._path):
             return StoreRow.read(self._reader, self._path)
 
-    def apply(self, change: Change) -> None:
-        """Make a change in one transaction; removed examples may be damaged."""
-        with self.writing() as (connection, row):
+    def apply(
+        self, change: Change, follow_up: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make a change in one transaction; removed examples may be damaged.
+
+        See `writing` for ``follow_up``.
+        """
+        with self.writing(follow_up) as (connection, row):
             if len(change.removed):
                 self._remove(connection, row, change.removed)
             if len(change.added):
@@ -332,9 +349,12 @@ class Rows:
             )
             self._writable_log().count_rows(len(ids), vectors.nbytes)
 
-    def activate(self, version: int) -> None:
-        """Make ``version`` the active one; keep the one before, drop all others."""
-        with self.writing() as (connection, row):
+    def activate(self, version: int, follow_up: Callable[[], None]) -> None:
+        """Make ``version`` the active one; keep the one before, drop all others.
+
+        See `writing` for ``follow_up``.
+        """
+        with self.writing(follow_up) as (connection, row):
             row.previous, row.active = row.active, version
             others = connection.execute(
                 "SELECT number FROM versions WHERE number NOT IN (?, ?)",
@@ -366,20 +386,30 @@ class Rows:
                 self._log.connection.close()
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
-        """Run the block as one transaction, which also writes the store's row."""
+    def writing(
+        self, follow_up: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
+        """Run the block as one transaction, which also writes the store's row.
+
+        ``follow_up`` is called after the commit, and brings the index up to date. From
+        the commit to its end no search runs in this process, so that a search never
+        meets an index that differs from the database.
+        """
         log = self._writable_log()
         with self._writing:
-            with transaction(log.connection, self._path, writing=True):
-                row = replace(self.row())
-                # Read again if the commit is interrupted and its outcome unknown.
-                self._current_row = None
-                yield log.connection, row
-                row.num_changes += 1
-                row.write(log.connection)
-            self._current_row = row
-            self._on_change(row)
             log.checkpoint_if_long()
+            with contextlib.ExitStack() as searches_wait:
+                with transaction(log.connection, self._path, writing=True):
+                    row = replace(self.row())
+                    # Read again if the commit is interrupted and its outcome unknown.
+                    self._current_row = None
+                    yield log.connection, row
+                    row.num_changes += 1
+                    row.write(log.connection)
+                    searches_wait.enter_context(self.searching)
+                self._current_row = row
+                self._on_change(row)
+                follow_up()
 
     def _writable_log(self) -> WriteAheadLog:
         self._require_own_process()

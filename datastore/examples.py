@@ -43,7 +43,7 @@ class Contents:
 
     def positions(self, ids: Ids) -> NDArray[np.intp]:
         """Return the positions of stored ``ids``, in the same shape."""
-        return np.searchsorted(self.ids, ids)
+        return self.ids.searchsorted(ids)
 
     def followed_by(self, later: "Contents") -> "Contents":
         """Append the examples ``later``, which have larger ids."""
@@ -228,29 +228,33 @@ class Neighbors:
     # In the store, int64 of shape (m, k'). Examples at the same distance are ordered by
     # id.
     ids: Tensor
+    contents: Contents  # the n examples of the store at the moment of the search
+    fingerprint: str = ""  # of the model that embedded them
+    # The owner's names, m rows of k' with None for an unnamed example; empty unless
+    # the search was asked for them.
+    names: Sequence[Sequence[str | None]] = ()
 
 
 def require_embeddings(
     subject: str, embeddings: Tensor, embedding_dim: int | None = None
 ) -> None:
     """Reject anything but finite float32 of shape (n, p); None takes any p."""
-    shape = tuple(embeddings.shape)
-    if len(shape) != 2 or embeddings.dtype != torch.float32:
+    if embeddings.dim() != 2 or embeddings.dtype != torch.float32:
         raise DataError(
             f"{subject}: expected float32 of shape (n, p), found {embeddings.dtype} of "
-            f"shape {shape}"
+            f"shape {tuple(embeddings.shape)}"
         )
-    if embedding_dim is not None and shape[1] != embedding_dim:
+    if embedding_dim is not None and embeddings.shape[1] != embedding_dim:
         raise DataError(
             f"{subject}: expected {embedding_dim} numbers in a row, as in the store, "
-            f"found {shape[1]}; embed them with the model that filled the store"
+            f"found {embeddings.shape[1]}; embed them with the model that filled the "
+            "store"
         )
-    rows = embeddings.detach().numpy()
-    finite = np.isfinite(rows)
-    if not finite.all():
+    is_finite = np.isfinite(embeddings.detach().numpy())
+    if not is_finite.all():
         raise DataError(
             f"{subject}: expected finite numbers, found NaN or infinity in row "
-            f"{int((~finite.all(axis=1)).argmax())}; the model that embedded it has "
+            f"{int((~is_finite.all(axis=1)).argmax())}; the model that embedded it has "
             "diverged or its input is not a valid image"
         )
 

@@ -69,24 +69,21 @@ class VectorIndex(ABC):
     forgets
         Whether `remove` erases a vector's bytes. If not, it hides the vector until the
         index is rebuilt.
+    dim
+        p, the length of a vector.
     """
 
     forgets: bool = False
-
-    def __init__(self, content: "IndexFile") -> None:
-        self._index = content.index
-        self._by_slot = np.array(content.ids, np.int64)  # `NOTHING` where removed
-        self._num_sample, self._num_since = content.num_sample, content.num_since
-        self.dim: int = content.index.d  # p, the length of a vector
+    dim: int
 
     @property
+    @abstractmethod
     def ids(self) -> Ids:
         """The ids of the vectors that can be found, shape (n,), in any order."""
-        living: Ids = self._by_slot[self._by_slot != NOTHING]
-        return living
 
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self.ids)
+        """Return n."""
 
     @property
     @abstractmethod
@@ -105,15 +102,16 @@ class VectorIndex(ABC):
     def candidates(self, queries: Vectors, count: int) -> Candidates:
         """Find ``count`` candidates for each of m queries (m, p)."""
 
+    @abstractmethod
     def write(self, path: Path) -> None:
         """Write the index to one file."""
-        IndexFile(self._index, self._by_slot, self._num_sample, self._num_since).write(
-            path
-        )
 
 
 class FlatIndex(VectorIndex):
     """Every query is compared with every vector.
+
+    The vectors are in an array of NumPy, which the system keeps in huge pages. FAISS
+    scans them a quarter faster than its own memory.
 
     Rough squared distances are float32 sums of squared differences. Their relative
     error is at most about p 2^-23; where squares underflow, an absolute error of up to
@@ -123,8 +121,10 @@ class FlatIndex(VectorIndex):
     forgets = True
     is_outgrown = False
 
-    def __init__(self, content: "IndexFile") -> None:
-        super().__init__(content)
+    def __init__(self, ids: Ids, vectors: Vectors) -> None:
+        self.dim = vectors.shape[1]
+        self._by_slot = ids  # shape (n,)
+        self._memory = vectors  # n vectors, then room for more
         self._order: Slots | None = None  # slots by id; computed when needed
         self._at_once = max(1, min(QUERIES_AT_ONCE, NUMBERS_AT_ONCE // self.dim))
 
@@ -138,56 +138,68 @@ class FlatIndex(VectorIndex):
 
     @override
     def add(self, ids: Ids, vectors: Vectors) -> None:
-        use_one_thread()
-        self._index.add(vectors)
+        num_before = len(self)
+        num_after = num_before + len(ids)
+        if num_after > len(self._memory):
+            # Twice the size, so that single additions seldom copy all vectors.
+            num_rows = max(num_after, 2 * num_before)
+            memory = np.empty((num_rows, self.dim), np.float32)
+            memory[:num_before] = self._memory[:num_before]
+            self._memory = memory
+        self._memory[num_before:num_after] = vectors
         self._by_slot = np.concatenate([self._by_slot, ids])
         self._order = None
 
     def remove(self, ids: Ids) -> None:
         """Move the last vectors into the slots of the removed vectors."""
-        num_left = len(self._by_slot) - len(ids)
-        stays = np.ones(len(self._by_slot), dtype=bool)
+        num_left = len(self) - len(ids)
+        stays = np.ones(len(self), dtype=bool)
         stays[self._slots_of(ids)] = False
         holes = np.flatnonzero(~stays[:num_left])
         movers = num_left + np.flatnonzero(stays[num_left:])
-        rows = self._rows()
-        rows[holes] = rows[movers]
-        rows[num_left:] = 0
-        self._index.codes.resize(num_left * self._index.code_size)
-        self._index.ntotal = num_left
+        self._memory[holes] = self._memory[movers]
+        self._memory[num_left : len(self)] = 0
         self._by_slot[holes] = self._by_slot[movers]
         self._by_slot = self._by_slot[:num_left].copy()
         self._order = None
 
     @override
     def candidates(self, queries: Vectors, count: int) -> Candidates:
-        rough, slots = self._search(queries, count)
-        return Candidates(rough, self._by_slot[slots])
+        rough, slots = self.search(queries, count)
+        return Candidates(rough, np.where(slots < 0, NOTHING, self._by_slot[slots]))
 
-    def candidates_with_vectors(
-        self, queries: Vectors, count: int
-    ) -> tuple[Candidates, Vectors]:
-        """Find candidates, and return their vectors, shape (m, count, p)."""
-        rough, slots = self._search(queries, count)
-        return Candidates(rough, self._by_slot[slots]), self._rows()[slots]
+    def search(self, queries: Vectors, count: int) -> tuple[Vectors, Slots]:
+        """Find ``count`` candidates for each query; return their slots, not their ids.
 
-    def vectors(self, ids: Ids) -> Vectors:
-        """Return the vectors (m, p) of ``ids`` (m,), with the bits that were added."""
-        return self._rows()[self._slots_of(ids)]
-
-    def _search(self, queries: Vectors, count: int) -> tuple[Vectors, Slots]:
+        A slot is -1, and its rough distance the largest number, where float32 cannot
+        express the distance.
+        """
         use_one_thread()
+        vectors = self._memory[: len(self)]
         if len(queries) <= self._at_once:
-            rough, slots = self._index.search(queries, count)
-            return rough, slots
+            return faiss.knn(queries, vectors, count)  # type: ignore[no-any-return]
         parts = [
-            self._index.search(queries[start : start + self._at_once], count)
+            faiss.knn(queries[start : start + self._at_once], vectors, count)
             for start in range(0, len(queries), self._at_once)
         ]
         return (
             np.concatenate([rough for rough, _ in parts]),
             np.concatenate([slots for _, slots in parts]),
         )
+
+    def at_slots(self, slots: Slots) -> tuple[Ids, Vectors]:
+        """Return the ids, and the vectors (..., p), in ``slots`` of any shape."""
+        return self._by_slot[slots], self._memory[slots]
+
+    def vectors(self, ids: Ids) -> Vectors:
+        """Return the vectors (m, p) of ``ids`` (m,), with the bits that were added."""
+        return self._memory[self._slots_of(ids)]
+
+    @override
+    def write(self, path: Path) -> None:
+        with path.open("wb") as file:
+            _write_head(file, self._by_slot, self.dim, 0)
+            file.write(self._memory[: len(self)].data)
 
     def _slots_of(self, ids: Ids) -> Slots:
         if self._order is None:
@@ -199,14 +211,6 @@ class FlatIndex(VectorIndex):
             raise ExamplesMissingError("the index does not hold all of these ids")
         return slots
 
-    def _rows(self) -> Vectors:
-        """View FAISS's own memory as (n, p); invalid after the next addition."""
-        if self._index.ntotal == 0:
-            return np.empty((0, self.dim), np.float32)
-        size = self._index.ntotal * self._index.code_size
-        codes: NDArray[np.uint8] = faiss.rev_swig_ptr(self._index.codes.data(), size)
-        return codes.view(np.float32).reshape(-1, self.dim)
-
 
 class FactoryIndex(VectorIndex):
     """An index by ``faiss.index_factory``. Not all kinds can remove, so none has to.
@@ -216,7 +220,10 @@ class FactoryIndex(VectorIndex):
     """
 
     def __init__(self, content: "IndexFile", settings: "FactorySettings") -> None:
-        super().__init__(content)
+        self._index = content.index
+        self._by_slot = np.array(content.ids, np.int64)  # `NOTHING` where removed
+        self._num_sample, self._num_since = content.num_sample, content.num_since
+        self.dim = content.index.d
         self._settings = settings
         # An index that must be trained is flat until there are enough vectors.
         self._is_waiting = isinstance(content.index, faiss.IndexFlat)
@@ -224,6 +231,20 @@ class FactoryIndex(VectorIndex):
 
     def __len__(self) -> int:
         return len(self._by_slot) - self._num_dead
+
+    @property
+    @override
+    def ids(self) -> Ids:
+        living: Ids = self._by_slot[self._by_slot != NOTHING]
+        return living
+
+    @override
+    def write(self, path: Path) -> None:
+        use_one_thread()
+        with path.open("wb") as file:
+            _write_head(file, self._by_slot, self._num_sample, self._num_since)
+            # An error of `file.write` comes out of FAISS unchanged.
+            faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write))
 
     @property
     def is_outgrown(self) -> bool:
@@ -293,15 +314,25 @@ class FlatSettings(Settings):
 
     def build(self, dim: int, ids: Ids, vectors: Vectors) -> FlatIndex:
         """Build an index of ``vectors`` (n, p) under ``ids`` (n,), none negative."""
-        index = FlatIndex(IndexFile(faiss.IndexFlatL2(dim), np.empty(0, np.int64)))
+        index = FlatIndex(np.empty(0, np.int64), np.empty((0, dim), np.float32))
         index.add(ids, vectors)
         return index
 
     def read(self, path: Path, dim: int) -> FlatIndex:
         """Read what `VectorIndex.write` wrote; `StoreDamagedError` if it is not."""
-        content = _read_index_file(path)
-        _require_layout(path, content, [faiss.IndexFlatL2(dim)])
-        return FlatIndex(content)
+        with _reading(path) as file:
+            ids, stored_dim, _ = _read_head(file)
+            size = _num_bytes_left(file)
+            layout = ("flat", stored_dim, 4 * stored_dim)
+            num_vectors = size // (4 * stored_dim) if stored_dim > 0 else 0
+            _require_layout(
+                path, (*layout, num_vectors), [("flat", dim, 4 * dim, len(ids))]
+            )
+            vectors = np.empty((len(ids), dim), np.float32)
+            if size != vectors.nbytes:
+                raise ValueError(f"expected {vectors.nbytes} bytes, found {size}")
+            file.readinto(vectors.data)  # type: ignore[attr-defined]
+        return FlatIndex(ids, vectors)
 
 
 @dataclass(frozen=True)
@@ -399,7 +430,11 @@ class FactorySettings(Settings):
         content, expected = _read_index_file(path), [self.empty(dim)]
         if not expected[0].is_trained:
             expected.append(faiss.IndexFlatL2(dim))
-        _require_layout(path, content, expected)
+        _require_layout(
+            path,
+            (*_layout(content.index), int(content.index.ntotal)),
+            [(*_layout(index), len(content.ids)) for index in expected],
+        )
         if not isinstance(content.index, faiss.IndexFlat):
             faiss.ParameterSpace().set_index_parameters(content.index, self.parameters)
         return FactoryIndex(content, self)
@@ -410,7 +445,7 @@ IndexSettings = Annotated[FlatSettings | FactorySettings, Field(discriminator="n
 
 @dataclass(frozen=True)
 class IndexFile:
-    """The content of an index's file.
+    """The content of the file of a `FactoryIndex`.
 
     Attributes
     ----------
@@ -428,16 +463,6 @@ class IndexFile:
     ids: Ids
     num_sample: int = 0
     num_since: int = 0
-
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        header = [_MARK, len(self.ids), self.num_sample, self.num_since]
-        use_one_thread()
-        with path.open("wb") as file:
-            file.write(np.array(header, _HEADER).data)
-            file.write(np.ascontiguousarray(self.ids, _HEADER).data)
-            # An error of `file.write` comes out of FAISS unchanged.
-            faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
 
 
 def use_one_thread() -> None:
@@ -457,27 +482,43 @@ def _silence_training(index: faiss.Index) -> None:
 
 
 def _read_index_file(path: Path) -> IndexFile:
-    """Read what `IndexFile.write` wrote."""
+    """Read what `FactoryIndex.write` wrote."""
     use_one_thread()
+    with _reading(path) as file:
+        ids, num_sample, num_since = _read_head(file)
+        reader = faiss.PyCallbackIOReader(file.read, _BYTES_AT_ONCE)
+        with _vectors_of_at_most(os.fstat(file.fileno()).st_size):
+            index = faiss.read_index(reader)
+        if file.read(1):
+            raise ValueError("expected its end after the index, found more bytes")
+    return IndexFile(index, ids, num_sample, num_since)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[IO[bytes]]:
+    """Open the file of an index; any error of reading it is `StoreDamagedError`."""
     try:
         with open_plain(path) as file:
-            mark, num_slots, num_sample, num_since = _numbers(file, 4).tolist()
-            if mark != _MARK:
-                raise ValueError(
-                    f"expected the mark {_MARK} at its start, found {mark}"
-                )
-            ids = _numbers(file, num_slots)
-            reader = faiss.PyCallbackIOReader(file.read, _BYTES_AT_ONCE)
-            with _vectors_of_at_most(os.fstat(file.fileno()).st_size):
-                index = faiss.read_index(reader)
-            if file.read(1):
-                raise ValueError("expected its end after the index, found more bytes")
+            yield file
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         raise StoreDamagedError(
             f"{path} is not an index that can be read; rebuild it from the vectors: "
             f"{error}"
         ) from error
-    return IndexFile(index, ids, num_sample, num_since)
+
+
+def _write_head(file: IO[bytes], ids: Ids, *numbers: int) -> None:
+    """Write the start of an index's file: a mark, two numbers, and the ids by slot."""
+    file.write(np.array([_MARK, len(ids), *numbers], _HEADER).data)
+    file.write(np.ascontiguousarray(ids, _HEADER).data)
+
+
+def _read_head(file: IO[bytes]) -> tuple[Ids, int, int]:
+    """Read what `_write_head` wrote: the ids, and the two numbers."""
+    mark, num_slots, first, second = _numbers(file, 4).tolist()
+    if mark != _MARK:
+        raise ValueError(f"expected the mark {_MARK} at its start, found {mark}")
+    return _numbers(file, num_slots), first, second
 
 
 @contextlib.contextmanager
@@ -496,28 +537,32 @@ def _vectors_of_at_most(num_bytes: int) -> Iterator[None]:
 
 def _numbers(file: IO[bytes], count: int) -> Ids:
     size = count * _HEADER.itemsize
-    available = os.fstat(file.fileno()).st_size - file.tell()
+    available = _num_bytes_left(file)
     if not 0 <= size <= available:
         raise ValueError(f"expected {size} bytes, found {available}")
     return np.frombuffer(file.read(size), _HEADER).astype(np.int64)
 
 
-def _require_layout(
-    path: Path, content: IndexFile, expected: list[faiss.Index]
-) -> None:
+def _num_bytes_left(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size - file.tell()
+
+
+# Type, size of an embedding, bytes of a vector, and the number of vectors.
+_Layout = tuple[str, int, int, int]
+
+
+def _require_layout(path: Path, actual: _Layout, expected: list[_Layout]) -> None:
     """Reject an index that the settings cannot have written."""
-
-    def layout(index: faiss.Index) -> tuple[Any, ...]:
-        return type(index).__name__, int(index.d), _code_bytes(index)
-
-    actual = (*layout(content.index), int(content.index.ntotal))
-    known = [(*layout(index), len(content.ids)) for index in expected]
-    if actual not in known:
+    if actual not in expected:
         raise StoreDamagedError(
             f"{path} holds another index than the settings describe; rebuild it "
             "from the vectors. Found type, size of an embedding, bytes of a vector and "
-            f"number of vectors {actual}, expected {' or '.join(map(str, known))}"
+            f"number of vectors {actual}, expected {' or '.join(map(str, expected))}"
         )
+
+
+def _layout(index: faiss.Index) -> tuple[str, int, int]:
+    return type(index).__name__, int(index.d), _code_bytes(index)
 
 
 def _code_bytes(index: faiss.Index) -> int:

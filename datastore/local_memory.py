@@ -49,7 +49,6 @@ from knnper.datastore.prediction import (
     KernelName,
     KnnParameters,
     KnnPredictor,
-    NameCache,
     Prediction,
     build_predictor,
 )
@@ -331,7 +330,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         vote = self.explain(X).vote
         neighbors = vote.neighbors
         shape = tuple(neighbors.ids.shape)
-        names = np.array([name for row in vote.names for name in row], dtype=object)
+        names = np.array(
+            [name for row in neighbors.names for name in row], dtype=object
+        )
         return NeighborTable(
             neighbors.ids.numpy() - 1,
             names.reshape(shape),
@@ -343,7 +344,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def explain(self, X: Inputs) -> Prediction:
         """Return p_model, p_kNN, λ, their mixture and the neighbours."""
         check_is_fitted(self)
-        return self._predictor(NameCache(self.store_)).explain(self._queried(X))
+        return self._predictor(with_names=True).explain(self._queried(X))
 
     def forget(
         self,
@@ -769,7 +770,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return torch.softmax(self._logits(embeddings), dim=1)
 
-    def _predictor(self, names: NameCache | None = None) -> KnnPredictor:
+    def _predictor(self, *, with_names: bool = False) -> KnnPredictor:
         """Build the predictor that evaluation and service use too."""
         return build_predictor(
             embed=lambda representations: representations,  # queries are embedded
@@ -777,7 +778,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             store=self.store_,
             kernel=self._fitted.kernel,
             parameters=self._choice,
-            names=names,
+            with_names=with_names,
         )
 
     def _queried(self, X: Inputs) -> Tensor:

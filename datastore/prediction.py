@@ -3,17 +3,12 @@
 `KnnPredictor` is λ p_kNN + (1 - λ) p_global (Marfoq et al. 2022, Eq. 6 and 7). Before
 the mixture, p_global may be adapted to the client's own class frequencies; see
 `knnper.datastore.class_prior`.
-
-A store can change while a query is answered. `NeighborClassifier` therefore searches
-again until neighbours, names and label counts come from one state of the store.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,19 +17,8 @@ from knnper.datastore.class_prior import (
     adapt_probabilities,
     count_labels,
 )
-from knnper.datastore.examples import (
-    Contents,
-    Ids,
-    Neighbors,
-    Selection,
-    StoreBusyError,
-    require_probabilities,
-)
+from knnper.datastore.examples import Neighbors, require_probabilities
 from knnper.datastore.store import StoreReader
-
-# Searches of a store that others change, each about as long as a change.
-ATTEMPTS, PAUSE_S = 200, 0.005
-MAX_NAMES = 100_000  # names in the cache, some megabytes
 
 Apply = Callable[[Tensor], Tensor]
 """φ, from inputs (n, ...) to (n, p), or the head, from (n, p) to (n, c)."""
@@ -67,20 +51,12 @@ KERNELS: Mapping[KernelName, Kernel] = {
 
 @dataclass(frozen=True, eq=False)
 class Vote:
-    """The vote of a client's memory on n inputs, from one state of the store.
-
-    c is the number of classes, k' the number of neighbours found.
-    """
+    """The vote of a client's memory on n inputs; k' neighbours of each, c classes."""
 
     probabilities: Tensor | None  # p_kNN, float32 (n, c); None if the store is empty
-    neighbors: Neighbors  # shape (n, k')
+    neighbors: Neighbors  # shape (n, k'), from one search; empty for prototypes
     weights: Tensor  # each neighbour's share of the vote, float64 of shape (n, k')
-    # The owner's names of the neighbours, n rows of k' with None for an unnamed one;
-    # empty if the classifier looks up no names.
-    names: Sequence[Sequence[str | None]]
-    label_counts: Tensor  # stored examples of each class, int64 of shape (1, c)
-    num_stored: int  # n, stored examples or prototypes
-    fingerprint: str = ""  # of the model that embedded them; empty for prototypes
+    num_stored: int  # stored examples or prototypes
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,17 +161,14 @@ class KnnPredictor:
             If an embedding is not finite.
         StoreMismatchError
             If the store was embedded by another model than the classifier's.
-        StoreBusyError
-            If the store changes during every search.
         """
         embeddings = self.embed(images)
         p_global = self.head(embeddings)
         vote = self.neighbors.vote(embeddings)
         p_adapted = None
         if self.class_prior is not None:
-            p_adapted = adapt_probabilities(
-                p_global, vote.label_counts, self.class_prior
-            )
+            counts = count_labels(vote.neighbors.contents, p_global.shape[1])
+            p_adapted = adapt_probabilities(p_global, counts, self.class_prior)
         mixture, knn_weight = p_global if p_adapted is None else p_adapted, 0.0
         if vote.probabilities is not None:
             knn_weight = self.knn_weight
@@ -250,38 +223,6 @@ def _sum_by_label(shares: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return votes.scatter_add_(1, labels, shares).float()
 
 
-class NameCache:
-    """The owner's names of a store's examples, read from the database once.
-
-    An id stands for the same example for ever, so an entry never becomes wrong.
-    """
-
-    def __init__(self, store: StoreReader) -> None:
-        self._store = store
-        self._known: dict[int, str | None] = {}
-
-    def of(self, ids: Ids) -> list[list[str | None]]:
-        """Return the names of ids (n, k); None for an unnamed or deleted example."""
-        if len(self._known) > MAX_NAMES:
-            self.forget()
-        # If another thread calls `forget`, this dictionary stays complete.
-        rows, known = ids.tolist(), self._known
-        missing = {example for row in rows for example in row if example not in known}
-        if missing:
-            stored = self._store.contents().ids
-            if len(stored) <= MAX_NAMES:
-                # A query takes longer than reading most of its rows: read all names.
-                missing |= set(stored.tolist()).difference(known)
-            queried = sorted(missing)
-            names = self._store.external_ids(np.array(queried, np.int64))
-            known.update(zip(queried, names, strict=True))
-        return [[known[example] for example in row] for row in rows]
-
-    def forget(self) -> None:
-        """Drop all names, so that no name of a deleted example stays in memory."""
-        self._known = {}
-
-
 @dataclass(frozen=True)
 class NeighborClassifier:
     """h^(k) of Marfoq et al. 2022, Eq. 6."""
@@ -293,8 +234,8 @@ class NeighborClassifier:
     # Of the model that embeds the queries; a store embedded by another model raises
     # StoreMismatchError. None is the model with which the store was opened.
     fingerprint: str | None = None
-    # Looks up the names of the neighbours; None returns no names.
-    names: NameCache | None = None
+    # Whether votes carry the owner's names of the neighbours.
+    with_names: bool = False
 
     @property
     def num_stored(self) -> int:
@@ -317,54 +258,20 @@ class NeighborClassifier:
             If a representation is not finite or p differs from the store's.
         StoreMismatchError
             If the store was embedded by another model.
-        StoreBusyError
-            If the store changes during every search.
         """
-        contents, neighbors, names = self._search_one_state(embeddings)
-        num_classes = self.store.num_classes
+        neighbors = self.store.search(
+            embeddings, self.num_neighbors, self.fingerprint, with_names=self.with_names
+        )
         log_weights = KERNELS[self.kernel](
             neighbors.squared_distances, self.kernel_scale, embeddings.shape[1]
         )
-        shares, is_empty = _vote_shares(log_weights), neighbors.ids.shape[1] == 0
-        return Vote(
-            probabilities=None
-            if is_empty
-            else _sum_by_label(shares, neighbors.labels, num_classes),
-            neighbors=neighbors,
-            weights=shares,
-            names=names,
-            label_counts=count_labels(contents, num_classes),
-            num_stored=len(contents),
-            fingerprint=self.fingerprint or self.store.fingerprint,
-        )
-
-    def _search_one_state(
-        self, embeddings: Tensor
-    ) -> tuple[Contents, Neighbors, list[list[str | None]]]:
-        """Return contents, neighbours and names, all from one state of the store."""
-        store, names = self.store, list[list[str | None]]()
-        for _ in range(ATTEMPTS):
-            # The store replaces its contents on a change and never modifies them, so
-            # the same object before and after the search means the same state.
-            contents = store.contents()
-            neighbors = store.search(embeddings, self.num_neighbors, self.fingerprint)
-            if self.names is not None:
-                names = self.names.of(neighbors.ids.numpy())
-            if self._are_stored(neighbors, names) and store.contents() is contents:
-                return contents, neighbors, names
-            # A deletion leaves the database first and the index a moment later.
-            time.sleep(PAUSE_S)
-        raise StoreBusyError(
-            f"the store changed during each of {ATTEMPTS} searches; ask again in a "
-            "moment"
-        )
-
-    def _are_stored(self, neighbors: Neighbors, names: list[list[str | None]]) -> bool:
-        """Check that no neighbour was deleted from the database during the search."""
-        if not any(None in row for row in names):
-            return True
-        ids = set(neighbors.ids.flatten().tolist())
-        return len(self.store.select(Selection(ids=tuple(ids)))) == len(ids)
+        shares = _vote_shares(log_weights)
+        probabilities = None
+        if shares.shape[1] > 0:
+            probabilities = _sum_by_label(
+                shares, neighbors.labels, self.store.num_classes
+            )
+        return Vote(probabilities, neighbors, shares, len(neighbors.contents))
 
 
 def build_predictor(
@@ -374,7 +281,7 @@ def build_predictor(
     kernel: KernelName,
     parameters: KnnParameters,
     *,
-    names: NameCache | None = None,
+    with_names: bool = False,
     tuning: Mapping[str, float] | None = None,
 ) -> KnnPredictor:
     """Build the predictor of a model, a store and a client's hyper-parameters."""
@@ -383,7 +290,7 @@ def build_predictor(
         parameters.num_neighbors,
         kernel,
         parameters.kernel_scale,
-        names=names,
+        with_names=with_names,
     )
     return KnnPredictor(
         embed,

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.datastore.examples import Neighbors, require_embeddings, require_labels
+from knnper.datastore.examples import (
+    Neighbors,
+    no_contents,
+    require_embeddings,
+    require_labels,
+)
 from knnper.datastore.prediction import Vote
 from knnper.seeding import RandomKey
 from knnper.settings import (
@@ -84,10 +89,8 @@ class ProtoNN:
         none = torch.empty((len(embeddings), 0), dtype=torch.float64)
         return Vote(
             self(embeddings) if self.num_stored else None,
-            Neighbors(none, none.long(), none.long()),
+            Neighbors(none, none.long(), none.long(), no_contents()),
             none,
-            (),
-            torch.zeros((1, self.label_scores.shape[1]), dtype=torch.int64),
             self.num_stored,
         )
 

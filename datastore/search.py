@@ -42,6 +42,7 @@ from knnper.datastore.index import (
     ROWS_AT_ONCE,
     TINY,
     FlatIndex,
+    FlatSettings,
     IndexSettings,
     VectorIndex,
     Vectors,
@@ -51,7 +52,7 @@ from knnper.files import open_plain, read_plain, sync_to_disc, write_atomically
 
 _LOG = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 # An approximate index is saved once this many examples, and this share of all, have
 # changed: changes since the save are repeated after a kill. A flat index is built as
 # fast as it is read.
@@ -210,12 +211,11 @@ def _nearest(
     num_found: int,
     read_vectors: VectorsOf,
 ) -> tuple[Distances, Ids]:
-    # 1. Find candidates, and the exact distances to them.
     count = min(settings.candidates_for(num_found), len(index))
     if isinstance(index, FlatIndex):
-        (rough, ids), vectors = index.candidates_with_vectors(queries, count)
-        distances = _squared_distances(queries[:, None], vectors)
-    elif settings.ranks_exactly:
+        return _nearest_exact(queries, index, count, num_found)
+    # 1. Find candidates, and with re-ranking the exact distances to them.
+    if settings.ranks_exactly:
         rough, ids = index.candidates(queries, count)
         # Each id is read once; padding is replaced by any id that is stored.
         known = np.where(ids == NOTHING, index.ids[:1], ids)
@@ -227,18 +227,37 @@ def _nearest(
         rough, ids = index.candidates(queries, count)
         distances = rough.astype(np.float64)
     distances, nearest_ids = _first(distances, ids, num_found)
-    # 2. Compare all vectors with those queries for which the result is in doubt.
-    certain = (nearest_ids != NOTHING).all(axis=1)
-    if settings.is_exhaustive and count < len(index):
+    # 2. Compare all vectors with the queries for which too few were found.
+    too_few = (nearest_ids == NOTHING).any(axis=1)
+    for row in np.flatnonzero(too_few).tolist():
+        distances[row], nearest_ids[row] = _scan(
+            queries[row], index.ids, num_found, read_vectors
+        )
+    return distances, nearest_ids
+
+
+def _nearest_exact(
+    queries: Vectors, index: FlatIndex, count: int, num_found: int
+) -> tuple[Distances, Ids]:
+    """Find ``count`` candidates in float32, then the nearest of them in float64."""
+    rough, slots = index.search(queries, count)
+    ids, vectors = index.at_slots(slots)
+    distances, nearest_ids = _first(
+        _squared_distances(queries[:, None], vectors), ids, num_found
+    )
+    in_doubt = slots[:, -1] < 0  # float32 cannot express the distances
+    if count < len(index):
         # A lower bound of the exact distance of the last candidate, and so of all
         # vectors that are no candidates: its float32 distance less the rounding error.
-        bound = rough[:, -1].astype(np.float64) * (1 - (index.dim + 8) * EPS)
-        certain &= distances[:, -1] < bound - index.dim * TINY
-    vectors_of = index.vectors if isinstance(index, FlatIndex) else read_vectors
-    for row in np.flatnonzero(~certain).tolist():
-        distances[row], nearest_ids[row] = _scan(
-            queries[row], index.ids, num_found, vectors_of
-        )
+        bound = rough[:, -1].astype(np.float64)
+        bound *= 1 - (index.dim + 8) * EPS
+        bound -= index.dim * TINY
+        in_doubt |= distances[:, -1] >= bound
+    if in_doubt.any():
+        for row in np.flatnonzero(in_doubt).tolist():
+            distances[row], nearest_ids[row] = _scan(
+                queries[row], index.ids, num_found, index.vectors
+            )
     return distances, nearest_ids
 
 
@@ -286,13 +305,19 @@ class View:
         num_found = min(num_neighbors, len(self.contents))
         if num_found == 0 or len(query_rows) == 0:
             empty = torch.empty((len(query_rows), num_found), dtype=torch.int64)
-            return Neighbors(empty.double(), empty, empty)
+            return Neighbors(
+                empty.double(), empty, empty, self.contents, self.version.fingerprint
+            )
         distances, ids = nearest(
             query_rows, self.index, self.settings, num_found, self.read_vectors
         )
         labels = self.contents.labels[self.contents.positions(ids)]
         return Neighbors(
-            torch.from_numpy(distances), torch.from_numpy(labels), torch.from_numpy(ids)
+            torch.from_numpy(distances),
+            torch.from_numpy(labels),
+            torch.from_numpy(ids),
+            self.contents,
+            self.version.fingerprint,
         )
 
     def vectors(self, ids: Ids) -> Vectors:
@@ -326,8 +351,7 @@ class LiveView:
         self._settings = settings
         # Held while the view is searched or changed. Searches of several threads wait
         # for each other: FAISS fills the memory bus, so together they are no faster.
-        self.lock = threading.Lock()
-        self._refreshing = threading.Lock()
+        self._lock = rows.searching
         self._rebuilding = threading.Lock()
         self.num_unsaved = 0  # changes of the index since it was saved
         self._is_behind = False  # the database has changes that the view lacks
@@ -351,11 +375,18 @@ class LiveView:
         self.num_unsaved = changed
         self.view = self._view(index, contents, active)
 
-    def refresh(self) -> None:
-        """Apply the changes of another process to the view."""
-        # Other threads wait for this: otherwise they could find examples that were
-        # deleted before their search began.
-        with self._refreshing:
+    @contextlib.contextmanager
+    def snapshot(self, *, reads_rows: bool = False) -> Iterator[View]:
+        """Yield the view of the newest state; it does not change during the block.
+
+        With ``reads_rows``, what the block reads from the database is of that state as
+        well. A flat index is searched without the database.
+        """
+        reads_rows |= not isinstance(self._settings, FlatSettings)
+        with (
+            self._lock,
+            self._rows.reading() if reads_rows else contextlib.nullcontext(),
+        ):
             has_changed = self._rows.has_changed()
             self._is_behind |= has_changed
             if self._is_behind or self._is_torn:
@@ -363,8 +394,19 @@ class LiveView:
                     self._catch_up()
                 self._is_behind = False
                 self._is_torn = False
+            yield self.view
         if has_changed and self.view.index.is_outgrown:
             self._rebuild_for_reader()
+
+    def vectors(self, ids: Ids) -> Vectors:
+        """Return embeddings (m, p) by id, without a look at the newest state."""
+        with self._lock:
+            return self.view.vectors(ids)
+
+    def refresh(self) -> None:
+        """Apply the changes of another process to the view."""
+        with self.snapshot():
+            pass
 
     def _catch_up(self) -> None:
         with self._rows.reading():
@@ -381,7 +423,6 @@ class LiveView:
                 removed = np.setdiff1d(known.ids, current.ids)
                 added = current.take(np.isin(current.ids, known.ids, invert=True))
             vectors = self._reader_of(state.active)(added.ids)
-        # After the block above: a search may hold `lock` and wait for the rows.
         self._change(added, vectors, removed)
         self.state = state
 
@@ -395,12 +436,11 @@ class LiveView:
             with contextlib.suppress(ExamplesMissingError):
                 version = self.view.version
                 index = self.built(version)
-                with self._refreshing:
+                with self._lock:
                     if version == self.view.version:
                         contents = self.view.contents
                         bring_up_to_date(index, contents, self._reader_of(version))
-                        with self.lock:
-                            self.view = self._view(index, contents, version)
+                        self.view = self._view(index, contents, version)
         finally:
             self._rebuilding.release()
 
@@ -418,36 +458,38 @@ class LiveView:
         vectors = change.embeddings
         if vectors is None:
             vectors = np.empty((0, self.state.active.embedding_dim), np.float32)
+
+        def follow_up() -> None:
+            with self._torn_if_interrupted():
+                self.state = self._rows.state()
+                self._change(change.added, vectors, change.removed)
+
         try:
-            self._rows.apply(change)
+            self._rows.apply(change, follow_up)
         except BaseException:
             # The commit may have succeeded before a disk error or an interrupt.
             self._is_behind = True
             raise
-        with self._torn_if_interrupted(), self._refreshing:
-            self.state = self._rows.state()
-            self._change(change.added, vectors, change.removed)
         self.num_unsaved += len(change.added) + len(change.removed)
 
     def _change(self, added: Contents, vectors: Vectors, removed: Ids) -> None:
-        """Remove and add examples of the view, in one step for searches."""
-        with self.lock:
-            index = self.view.index
-            contents = self.view.contents
-            if len(removed):
-                index.remove(removed)
-                contents = contents.without(removed)
-            if len(added):
-                index.add(added.ids, vectors)
-                contents = contents.followed_by(added)
-            self.view = replace(self.view, contents=contents)
+        """Remove and add examples of the view; called with the lock held."""
+        index = self.view.index
+        contents = self.view.contents
+        if len(removed):
+            index.remove(removed)
+            contents = contents.without(removed)
+        if len(added):
+            index.add(added.ids, vectors)
+            contents = contents.followed_by(added)
+        self.view = replace(self.view, contents=contents)
 
     def rebuild(self) -> None:
         """Rebuild the index from the vectors; searches use the old index until then."""
         ids = self.view.contents.ids
         vectors = self.view.vectors(ids)
         index = self._settings.build(self.view.index.dim, ids, vectors)
-        with self.lock:
+        with self._lock:
             self.view = replace(self.view, index=index)
 
     def built(self, version: Version) -> VectorIndex:
@@ -466,12 +508,13 @@ class LiveView:
             # It would keep the bytes of examples that were deleted since it was built.
             index = self._build(version, contents.ids)
         bring_up_to_date(index, contents, self._reader_of(version))
+
+        def follow_up() -> None:
+            self.state = self._rows.state()
+            self.view = self._view(index, contents, version)
+
         with self._torn_if_interrupted():
-            self._rows.activate(version.number)
-            with self._refreshing:
-                with self.lock:
-                    self.view = self._view(index, contents, version)
-                self.state = self._rows.state()
+            self._rows.activate(version.number, follow_up)
         self.save()
 
     def save(self) -> None:

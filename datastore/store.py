@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self, overload
 from uuid import uuid4
@@ -29,7 +29,6 @@ from knnper.datastore.database import Change, Rows
 from knnper.datastore.examples import (
     Added,
     Contents,
-    ExamplesMissingError,
     Ids,
     Neighbors,
     NewExamples,
@@ -61,8 +60,6 @@ AT_ONCE = 256
 UNNAMED = "unnamed"
 # Names in a store's folder: the database, the folder of the saved index, the lock.
 DATABASE, INDEX, LOCK = "store.sqlite3", "index", "writer.lock"
-# Pauses between the attempts of `StoreReader.search`, in seconds.
-PAUSES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 _SPEC = TypeAdapter(StoreSpec)
 _SETTINGS = TypeAdapter(StoreSettings)
 _LOG = logging.getLogger(__name__)
@@ -137,13 +134,12 @@ class StoreReader:
 
     def contents(self) -> Contents:
         """Return ids, labels and times of arrival of the stored examples."""
-        self._live.refresh()
-        return self._live.view.contents
+        with self._live.snapshot() as view:
+            return view.contents
 
     def vectors(self, ids: Ids) -> Tensor:
         """Return the embeddings, float32 of shape (m, p), of stored ids (m,)."""
-        with self._live.lock:
-            return torch.from_numpy(self._live.view.vectors(ids))
+        return torch.from_numpy(self._live.vectors(ids))
 
     def inputs(self, ids: Ids) -> Tensor:
         """Return the raw inputs, shape (m, ...), of stored ids (m,)."""
@@ -159,34 +155,44 @@ class StoreReader:
         return self._rows.select(selection)
 
     def search(
-        self, queries: Tensor, num_neighbors: int, fingerprint: str | None = None
+        self,
+        queries: Tensor,
+        num_neighbors: int,
+        fingerprint: str | None = None,
+        *,
+        with_names: bool = False,
     ) -> Neighbors:
         """Return the k nearest examples of each query, float32 (m, p), or all n.
 
-        ``fingerprint`` is that of the model that embedded the queries, by default the
-        one given when the store was opened. `StoreMismatchError` if another model
-        embedded the store, or has re-embedded it since.
+        Everything in the result comes from one state of the store, which includes all
+        changes before the call.
+
+        Parameters
+        ----------
+        fingerprint
+            Of the model that embedded the queries, by default the one given when the
+            store was opened. `StoreMismatchError` if another model embedded the store,
+            or has re-embedded it since.
+        with_names
+            Whether to read the names of the neighbours.
         """
         if num_neighbors < 1:
             raise ValueError(f"expected at least one neighbour, found {num_neighbors}")
-        for pause_s in PAUSES_S:
-            try:
-                return self._search(queries, num_neighbors, fingerprint)
-            except ExamplesMissingError:
-                # Another process deleted examples between the refresh and the read of
-                # their embeddings.
-                time.sleep(pause_s)
-        return self._search(queries, num_neighbors, fingerprint)
-
-    def _search(
-        self, queries: Tensor, num_neighbors: int, fingerprint: str | None
-    ) -> Neighbors:
-        self._live.refresh()
-        with self._live.lock:
-            view = self._live.view
+        with self._live.snapshot(reads_rows=with_names) as view:
             require_model(view.version.fingerprint, fingerprint or self._expected_model)
             require_embeddings("queries", queries, view.version.embedding_dim)
-            return view.search(queries, num_neighbors)
+            neighbors = view.search(queries, num_neighbors)
+            if with_names:
+                names = self._names_of(neighbors.ids)
+                neighbors = replace(neighbors, names=names)
+        return neighbors
+
+    def _names_of(self, ids: Tensor) -> list[list[str | None]]:
+        """Read the names of stored ids, in the same shape (m, k)."""
+        unique, positions = np.unique(ids.numpy(), return_inverse=True)
+        names = np.array(self._rows.external_ids(unique), dtype=object)
+        in_rows: list[list[str | None]] = names[positions].reshape(ids.shape).tolist()
+        return in_rows
 
     def close(self) -> None:
         """Close the files; the store cannot be used any more.

@@ -196,7 +196,7 @@ def predictions_of(prediction: Prediction, class_names: Sequence[str]) -> Predic
         ]
         for columns in zip(
             near.ids.tolist(),
-            vote.names,
+            near.names,
             near.labels.tolist(),
             near.squared_distances.sqrt().tolist(),
             vote.weights.tolist(),
@@ -225,7 +225,7 @@ def predictions_of(prediction: Prediction, class_names: Sequence[str]) -> Predic
             )
             for label, p_mixed, p_global, p_adapted, p_knn, nearest in rows
         ],
-        model=vote.fingerprint,
+        model=near.fingerprint,
         knn_weight=prediction.knn_weight,
         num_stored=vote.num_stored,
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from knnper.datastore.examples import InputLayout, StoreDamagedError, StoreError
-from knnper.datastore.index import FlatSettings
+from knnper.datastore.index import FactorySettings, FlatSettings
 from knnper.datastore.journal import ACKNOWLEDGED
 from knnper.datastore.local_memory import DESCRIPTION, STORE, LocalMemory
 from knnper.datastore.policy import StoreSettings
@@ -134,16 +134,30 @@ def test_a_store_has_as_many_classes_as_it_has_counted(
 
 
 def test_a_saved_index_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
-    settings, file = FlatSettings(), tmp_path / "x.index"
-    vectors = np.zeros((8, 4), np.float32)
+    settings, file = FactorySettings("SQfp16"), tmp_path / "x.index"
+    vectors = np.ones((8, 4), np.float32)
     settings.build(4, np.arange(1, 9), vectors).write(file)
     content = bytearray(file.read_bytes())
     # The number of bytes of the vectors stands before them.
-    place = content.rindex(vectors.tobytes()) - 8
-    assert int.from_bytes(content[place : place + 8], "little") in (32, 128)
+    codes = vectors.astype(np.float16).tobytes()
+    place = content.rindex(codes) - 8
+    assert int.from_bytes(content[place : place + 8], "little") == len(codes)
     content[place : place + 8] = (2**36).to_bytes(8, "little")
     file.write_bytes(content)
     with pytest.raises(StoreDamagedError, match="not an index that can be read"):
         settings.read(file, 4)
     settings.build(4, np.arange(1, 9), vectors).write(file)
     assert len(settings.read(file, 4)) == 8
+
+
+@pytest.mark.parametrize("place", [8, 16], ids=["number of vectors", "their size"])
+def test_a_flat_index_takes_no_more_memory_than_its_file(
+    tmp_path: Path, place: int
+) -> None:
+    settings, file = FlatSettings(), tmp_path / "x.index"
+    settings.build(4, np.arange(1, 9), np.ones((8, 4), np.float32)).write(file)
+    content = bytearray(file.read_bytes())
+    content[place : place + 8] = (2**40).to_bytes(8, "little")
+    file.write_bytes(content)
+    with pytest.raises(StoreDamagedError, match="rebuild it from the vectors"):
+        settings.read(file, 4)

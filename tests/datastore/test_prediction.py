@@ -1,6 +1,5 @@
 import math
 from collections.abc import Callable
-from typing import Any
 
 import faiss
 import numpy as np
@@ -12,13 +11,13 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.datastore.examples import Contents, Ids, NewExamples
-from knnper.datastore.index import QUERIES_AT_ONCE
+from knnper.datastore.examples import NewExamples
+from knnper.datastore.index import QUERIES_AT_ONCE, FlatSettings, IndexSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import (
     KERNELS,
     KernelName,
     KnnPredictor,
-    NameCache,
     NeighborClassifier,
     interpolate,
     neighbor_vote,
@@ -26,6 +25,7 @@ from knnper.datastore.prediction import (
 from knnper.datastore.store import Store, memory_store
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
+from tests.datastore.index_kinds import GRAPH
 
 KNN = torch.tensor([[1.0, 0.0], [0.3, 0.7]])
 GLOBAL = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
@@ -299,12 +299,15 @@ def test_slices_and_transposes_are_searched_as_what_they_show() -> None:
     )
 
 
-def test_faiss_runs_in_one_thread() -> None:
+@pytest.mark.parametrize("index", [FlatSettings(), GRAPH], ids=["flat", "graph"])
+def test_faiss_runs_in_one_thread(index: IndexSettings) -> None:
     faiss.omp_set_num_threads(2)
-    store = store_of([[0, 0]], [1])
-    assert faiss.omp_get_max_threads() == 1
+    embeddings, labels = torch.zeros(1, 2), torch.tensor([1])
+    store = memory_store(embeddings, labels, 2, StoreSettings(index=index))
+    # A flat index is an array, which is built without FAISS.
+    assert faiss.omp_get_max_threads() == 1 or index == FlatSettings()
     faiss.omp_set_num_threads(2)
-    store.search(torch.zeros(1, 2), 1)
+    store.search(embeddings, 1)
     assert faiss.omp_get_max_threads() == 1
 
 
@@ -349,29 +352,23 @@ def test_labels_that_do_not_fit_are_refused(labels: Tensor, message: str) -> Non
         memory_store(ROWS, labels, 3)
 
 
-class _Named:
-    """A store of ten examples, each second one named; counts what it is asked."""
-
-    def __init__(self) -> None:
-        self.ids, self.asked = np.arange(1, 11), list[list[int]]()
-
-    def contents(self) -> Contents:
-        labels = np.zeros(len(self.ids), np.int64)
-        return Contents(self.ids, labels, labels.astype(np.float64))
-
-    def external_ids(self, ids: Ids) -> list[str | None]:
-        self.asked.append(ids.tolist())
-        return [None if one % 2 else f"name-{one}" for one in ids.tolist()]
+def test_search_reads_the_names_of_neighbours() -> None:
+    store = memory_store(ROWS[:0], torch.empty(0, dtype=torch.int64), 3)
+    names = ("near", None, "far")
+    embeddings = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]])
+    store.add(NewExamples(embeddings, torch.tensor([0, 1, 2]), external_ids=names))
+    queries = torch.tensor([[4.0, 0.0], [0.1, 0.0]])
+    assert store.search(queries, 2).names == ()
+    found = store.search(queries, 2, with_names=True)
+    assert found.names == [["far", None], ["near", None]]
+    assert store.search(queries[:0], 2, with_names=True).names == []
 
 
-def test_names_are_asked_for_once_and_new_ones_alone() -> None:
-    store: Any = _Named()
-    names = NameCache(store)
-    assert names.of(np.array([[4, 3]])) == [["name-4", None]]
-    assert names.of(np.array([[10], [1]])) == [["name-10"], [None]]
-    store.ids = np.arange(1, 13)
-    assert names.of(np.array([[12]])) == [["name-12"]]
-    assert store.asked == [[*range(1, 11)], [11, 12]]
-    names.forget()
-    names.of(np.array([[2]]))
-    assert len(store.asked) == 3
+@pytest.mark.parametrize("num_stored", [3, 5, 40])
+def test_distances_beyond_float32_are_ranked(num_stored: int) -> None:
+    embeddings = torch.zeros(num_stored, 4)
+    embeddings[:, 0] = torch.arange(num_stored) * 1e30
+    store = memory_store(embeddings, torch.zeros(num_stored, dtype=torch.int64), 1)
+    found = store.search(embeddings[[1, -1]], 3).ids.tolist()
+    last = num_stored
+    assert found == [[2, 1, 3], [last, last - 1, last - 2]]

@@ -140,7 +140,7 @@ def read_site(folder: Path) -> Found:
             "class_names": list(served.model.class_names),
             "knn_weight": served.serving.knn_weight,
             "probabilities": found.probabilities.tolist(),
-            "neighbor_names": [list(names) for names in found.vote.names],
+            "neighbor_names": [list(names) for names in found.vote.neighbors.names],
             "num_stored": len(served.store),
         }
 

@@ -29,7 +29,6 @@ from knnper.data.examples import InputSpec
 from knnper.data.site_data import SiteTask
 from knnper.datastore.examples import InputLayout, StoreSpec
 from knnper.datastore.policy import StoreSettings
-from knnper.datastore.prediction import NameCache
 from knnper.datastore.store import Store, create_store
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
@@ -99,7 +98,7 @@ class SmallServed(ServedModel):
     """The least that serves."""
 
     def __init__(self, model: GlobalModel, store: Store) -> None:
-        self.store, self._names, self._model = store, NameCache(store), model
+        self.store, self._model = store, model
         self.settings = replace(SERVING, model=model.fingerprint)
         self.is_closed = False
         self.predict(some_inputs(1, model.spec))

@@ -135,7 +135,7 @@ def test_a_person_sees_a_prediction_adds_an_example_and_takes_it_back(
     assert rows == len(CLASSES)
     for known in ("9", "0.50", "60.0 %", "70.0 %", "80.0 %"):
         assert known in facts
-    assert all(name in names for name in expected.vote.names[0] if name)
+    assert all(name in names for name in expected.vote.neighbors.names[0] if name)
     assert "eel" in first
     assert "example 10" in first
     assert "10" in stored

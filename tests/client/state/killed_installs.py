@@ -71,7 +71,7 @@ def answer(site_state: SiteState) -> dict[str, object] | None:
         made = served.predict(queries(4))
         expected = served.model.head(served.model.embed(queries(4)))
         return {
-            "model": made.vote.fingerprint,
+            "model": made.vote.neighbors.fingerprint,
             "num_stored": made.vote.num_stored,
             "is_consistent": torch.equal(expected, made.global_probabilities),
         }

@@ -142,7 +142,7 @@ def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
         assert served.model.fingerprint == second.fingerprint
         made = served.predict(queries(2))
         assert (made.vote.probabilities, made.vote.num_stored) == (None, 0)
-        assert made.vote.names == [[], []]
+        assert made.vote.neighbors.names == [[], []]
         one = drawn("one", 1).examples
         served.add(one.images, one.labels)
         assert served.predict(queries(2)).vote.neighbors.ids.shape == (2, 1)
@@ -217,7 +217,7 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
     with open_served(installed(tmp_path, model, data)) as served:
         assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
         made = served.predict(inputs)
-        assert made.vote.names[3][0] == "3"
+        assert made.vote.neighbors.names[3][0] == "3"
 
 
 def test_a_model_of_features_in_another_order_is_refused(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_the_service_lets_it_go(tmp_path: Path) -> None:
     site_state = installed(tmp_path, MODEL, data)
     with open_served(site_state) as served:
         images = data.train.examples.images
-        assert served.predict(images).vote.names[5][0] == "train/5.png"
+        assert served.predict(images).vote.neighbors.names[5][0] == "train/5.png"
         site_state.install(MODEL, with_test_of(data, 1), took_part=False)
         pending = read_pending(site_state.folder)
         assert pending is not None
@@ -290,7 +290,7 @@ def test_the_service_lets_it_go(tmp_path: Path) -> None:
         served.refresh()
         made = served.predict(images)
         assert made.vote.num_stored == 7
-        assert not any("train/5.png" in row for row in made.vote.names)
+        assert not any("train/5.png" in row for row in made.vote.neighbors.names)
     assert read_pending(site_state.folder) is None
 
 

@@ -182,7 +182,7 @@ def test_new_examples_are_remembered_and_those_tested_on_are_not(
     assert model_folders(site.state) == {site.model.fingerprint}
     with open_served(site.state) as served:
         images = torch.stack([stored[name] for name in sorted(wanted)])
-        nearest = [row[0] for row in served.predict(images).vote.names]
+        nearest = [row[0] for row in served.predict(images).vote.neighbors.names]
         assert set(nearest) <= set(stored)
         assert len(set(nearest) & wanted) > 0
     assert not refresh(site.settings).changes

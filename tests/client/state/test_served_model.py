@@ -63,15 +63,17 @@ def test_an_answer_explains_itself(site_state: SiteState) -> None:
         mixed = 0.5 * made.vote.probabilities + 0.5 * made.global_probabilities
         torch.testing.assert_close(made.probabilities, mixed)
         assert (made.knn_weight, made.vote.num_stored) == (0.5, 50)
-        assert made.vote.fingerprint == served.serving.model
+        assert made.vote.neighbors.fingerprint == served.serving.model
         names = stored_names(site_state)
-        for ids, found in zip(made.vote.neighbors.ids, made.vote.names, strict=True):
+        for ids, found in zip(
+            made.vote.neighbors.ids, made.vote.neighbors.names, strict=True
+        ):
             assert found == [names[int(one) - 1] for one in ids]
         votes = torch.zeros(16, 4, dtype=torch.float64)
         votes.scatter_add_(1, made.vote.neighbors.labels, made.vote.weights)
         torch.testing.assert_close(votes.float(), made.vote.probabilities)
         none = served.predict(queries()[:0])
-        assert (none.probabilities.shape, none.vote.names) == ((0, 4), [])
+        assert (none.probabilities.shape, none.vote.neighbors.names) == ((0, 4), [])
 
 
 def test_predictor_is_built_once_per_model(
@@ -111,12 +113,12 @@ def test_what_is_added_is_found_and_what_is_deleted_is_not(
     with open_served(site_state) as served:
         added = served.add(one.images, one.labels, ["mine"])
         made = served.predict(one.images)
-        assert made.vote.names[0][0] == "mine"
+        assert made.vote.neighbors.names[0][0] == "mine"
         assert made.vote.neighbors.squared_distances[0, 0] < 1e-9
         assert made.vote.num_stored == 51
         deleted = served.delete(Selection(external_ids=("mine",)))
         assert deleted.tolist() == added.ids.tolist()
-        assert "mine" not in served.predict(one.images).vote.names[0]
+        assert "mine" not in served.predict(one.images).vote.neighbors.names[0]
         assert not served.refresh()
 
 
