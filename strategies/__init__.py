@@ -71,11 +71,15 @@ else:
             "knnper.strategies.core.method": "Method NoSettings Personalizer",
             "knnper.strategies.core.records": "ModelPayload ModelState ModelUpdate "
             "NoState Record",
+            "knnper.strategies.core.evaluation": "evaluate",
+            "knnper.strategies.core.final_training": "on_both_splits "
+            "trained_on_both_splits",
+            "knnper.strategies.core.predictors": "HeadPredictor MixturePredictor "
+            "ModelPredictor Predictor",
+            "knnper.strategies.core.proximal": "pull",
             "knnper.strategies.core.sharing": "PartlyShared",
-            "knnper.strategies.core.task": "HeadPredictor MixturePredictor "
-            "ModelPredictor Predictor Task evaluate",
-            "knnper.strategies.core.training": "LocalModel LocalResult local_sgd "
-            "on_both_splits pull trained_on_both_splits",
+            "knnper.strategies.core.task": "Task",
+            "knnper.strategies.core.training": "LocalModel LocalResult local_sgd",
             "knnper.strategies.fedavg": "FedAvg",
         }
     )
