@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from knnper import weight_files
 from knnper.data.examples import KINDS_OF_INPUT, InputSpec
 from knnper.data.normalization import normalizer
 from knnper.embedding_model import (
@@ -19,6 +18,12 @@ from knnper.embedding_model import (
     require_input,
 )
 from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.exported_weights import (
+    TrainedTensors,
+    by_origin,
+    load_trained,
+    raise_missing,
+)
 from knnper.flat_model import FlatModel
 from knnper.layers import use_faster_layers
 from knnper.networks import (
@@ -45,13 +50,7 @@ from knnper.settings import Choice, Settings
 from knnper.split_network import NAME_IT, natural, split
 from knnper.trained_layers import train_only
 from knnper.trial import try_out
-from knnper.weight_files import (
-    TrainedTensors,
-    as_names,
-    load_trained,
-    load_weights,
-    raise_missing,
-)
+from knnper.weight_files import as_names, load_weights
 
 S = TypeVar("S", bound=Settings)
 
@@ -206,7 +205,7 @@ def build_model(
     """
     settings = choice.local or choice.settings
     assert isinstance(settings, ModelSettings), "of the kind's base"
-    files, trained = weight_files.by_origin(settings.weights)
+    files, trained = by_origin(settings.weights)
     settings = replace(settings, weights=files)
     if choice.entry is not None:
         with rng.torch():

@@ -1,38 +1,31 @@
-"""Files of weights: read without running code in them, matched with a model by name.
+"""Files of weights of others: read without running code, matched with a model by name.
 
 A file holds tensors by name, in nested mappings as checkpoints have them. Its names may
-have a prefix, and parts that wrappers such as ``DataParallel`` insert. A file that this
-project wrote holds one vector and the position of each tensor in it.
+have a prefix, and parts that wrappers such as ``DataParallel`` insert.
+`knnper.exported_weights` reads the files that this project wrote.
 """
 
 import argparse
-import json
-import math
 import os
 import pickle  # noqa: TID251 (the name of an error)
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from knnper.embedding_model import EmbeddingModel, MemoryFormat
 from knnper.errors import ConfigError, Problem
-from knnper.flat_model import FlatModel, part_as_tensor
-from knnper.trained_layers import frozen_fingerprint
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 WEIGHTS = "model.safetensors"  # in the folder of an exported model
-VECTOR = "weights"  # name of the vector in it
-LAYOUT = "layout"  # key of the layout in its metadata
-_PLACE = "model.weights"  # place of problems
-_HEAD = "classifier"  # name of the head in an `EmbeddingModel`
+PLACE = "model.weights"  # place of problems
+HEAD = "classifier"  # name of the head in an `EmbeddingModel`
 # Parts of names that wrappers insert: torch's data parallelism, compiler and sharding,
 # Opacus, and the checkpointing of activations.
 _WRAPPERS = frozenset(
@@ -91,7 +84,7 @@ def read_leaves(path: Path) -> dict[str, Leaf]:
             f"{path} holds a {type(content).__name__}, expected tensors by name: write "
             "them with torch.save(model.state_dict(), FILE)"
         )
-        raise ConfigError([Problem(_PLACE, message)])
+        raise ConfigError([Problem(PLACE, message)])
     return dict(_leaves(content, "", 0))
 
 
@@ -122,7 +115,7 @@ def _content(path: Path) -> object:
             "reading it would run code; expected tensors by name: write them with "
             "torch.save(model.state_dict(), FILE)"
         )
-        raise ConfigError([Problem(_PLACE, message)]) from error
+        raise ConfigError([Problem(PLACE, message)]) from error
     except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         if "TorchScript" in reason:
@@ -137,7 +130,7 @@ def _content(path: Path) -> object:
             f"{path}: {reason}; correct the path, or remove it to start from random "
             "weights"
         )
-        raise ConfigError([Problem(_PLACE, message)]) from error
+        raise ConfigError([Problem(PLACE, message)]) from error
 
 
 def _harmless() -> list[Any]:
@@ -215,7 +208,7 @@ def _as_tensor(value: Any) -> Tensor:
 def load_weights(
     module: nn.Module,
     weights: str | Sequence[str] | None,
-    head: str = _HEAD,
+    head: str = HEAD,
     published: str = "",
 ) -> None:
     """Copy the files in the setting ``model.weights`` into ``module``, in turn.
@@ -268,7 +261,7 @@ def load_tensors(
     unknown = match.unknown
     if of_head - loaded.keys():  # the head is loaded as a whole or not at all
         loaded = {name: loaded[name] for name in loaded.keys() - of_head}
-        heads = tuple(f"{name}." for name in (head, published, _HEAD) if name)
+        heads = tuple(f"{name}." for name in (head, published, HEAD) if name)
         unknown = {
             name: end for name, end in unknown.items() if not end.startswith(heads)
         }
@@ -277,16 +270,17 @@ def load_tensors(
         for name in sorted(unknown)
     ]
     if problems:
-        raise ConfigError(_shortened(problems), source=source)
+        raise ConfigError(shortened(problems), source=source)
     module.load_state_dict({**state, **loaded})
 
 
-def _shortened(problems: list[Problem]) -> list[Problem]:
+def shortened(problems: list[Problem]) -> list[Problem]:
+    """Return the first problems of a file, and the number of the others."""
     num_left_out = len(problems) - _MOST_LISTED
     if num_left_out <= 1:
         return problems
     message = f"{num_left_out} more tensors do not fit; is it for another model?"
-    return [*problems[:_MOST_LISTED], Problem(_PLACE, message)]
+    return [*problems[:_MOST_LISTED], Problem(PLACE, message)]
 
 
 @dataclass(frozen=True)
@@ -323,7 +317,7 @@ def _best_match(
             f"none of the {len(leaves)} names in {source} belongs to the model: found "
             f"{_some(leaves)}, expected {_some(expected)}; is it for another model?"
         )
-        raise ConfigError([Problem(_PLACE, message)])
+        raise ConfigError([Problem(PLACE, message)])
     complete = [match for match in matches if needed <= match.names.keys()]
     candidates = complete or matches
     most = max(len(match.names) for match in candidates)
@@ -336,7 +330,7 @@ def _best_match(
                 f"{other.prefix!r}, expected them once: write one of the two to a "
                 "separate file, torch.save(torch.load(FILE)[KEY], OTHER_FILE)"
             )
-            raise ConfigError([Problem(_PLACE, message)])
+            raise ConfigError([Problem(PLACE, message)])
     return first
 
 
@@ -385,7 +379,7 @@ def _dialects(
         }
     start = f"{head}." if head else ""
     yield {
-        f"{_HEAD}.{name.removeprefix(start)}"
+        f"{HEAD}.{name.removeprefix(start)}"
         if name.startswith(start)
         else f"features.{name}": model_name
         for name, model_name in plain.items()
@@ -420,162 +414,3 @@ def _matches(
                 and isinstance(leaves[whole].value, Tensor | np.ndarray)
             },
         )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Positions of the tensors in the vector of a model's weights."""
-
-    shapes: Mapping[str, tuple[int, ...]]  # by name, in the order of the vector
-    memory_format: MemoryFormat
-    frozen: str  # SHA-256 of the weights outside the vector; empty if there are none
-
-    @classmethod
-    def of(cls, model: FlatModel) -> "Layout":
-        """Return the layout of a model's weights."""
-        shapes = {entry.name: entry.shape for entry in model.entries}
-        return cls(shapes, model.module.memory_format, model.frozen)
-
-    def to_json(self) -> str:
-        """Return the layout as text for `from_json`."""
-        return json.dumps(
-            {
-                "tensors": [[name, list(shape)] for name, shape in self.shapes.items()],
-                "memory_format": self.memory_format,
-                "frozen": self.frozen,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> "Layout":
-        """Read a text of `to_json`; raise `ValueError` if it is no layout."""
-        document = json.loads(text)
-        shapes = {
-            str(name): tuple(int(side) for side in shape)
-            for name, shape in document["tensors"]
-        }
-        if any(side < 0 for shape in shapes.values() for side in shape):
-            raise ValueError("found a negative length of a side")
-        memory_format = document["memory_format"]
-        if memory_format not in ("channels_last", "contiguous"):
-            raise ValueError(f"unknown memory format {memory_format!r}")
-        return cls(shapes, memory_format, str(document["frozen"]))
-
-    def tensors(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of a vector by name."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        if vector.dim() != 1 or sum(sizes) != len(vector):
-            raise ValueError(f"expected {sum(sizes)} numbers, found {len(vector)}")
-        parts = torch.split(vector, sizes)
-        return {
-            name: part_as_tensor(part, shape, self.memory_format)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
-
-
-@dataclass(frozen=True)
-class TrainedTensors:
-    """The tensors of a model that this project wrote: all, or the trained part."""
-
-    path: Path
-    tensors: Mapping[str, Tensor]
-    frozen: str  # as in `Layout`
-
-
-def read_layout(path: Path) -> str:
-    """Return the text of the layout in a file; empty if it has none."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return str((file.metadata() or {}).get(LAYOUT, ""))
-    except (OSError, SafetensorError):
-        return ""
-
-
-def read_trained(name: str) -> TrainedTensors | None:
-    """Read the tensors of a model that this project wrote; None for another file."""
-    path = located(name)
-    if not (text := read_layout(path)):
-        return None
-    try:
-        layout = Layout.from_json(text)
-        tensors = layout.tensors(load_file(path)[VECTOR])
-    except (
-        OSError,
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as error:
-        message = (
-            f"{path} is damaged, expected a model as `knnper fed export` writes it: "
-            f"{error}"
-        )
-        raise ConfigError([Problem(_PLACE, message)]) from error
-    return TrainedTensors(path, tensors, layout.frozen)
-
-
-def by_origin(
-    weights: str | Sequence[str] | None,
-) -> tuple[tuple[str, ...] | None, list[TrainedTensors]]:
-    """Split ``model.weights`` into foreign files and models that this project wrote.
-
-    The first part is None if there are no foreign files.
-    """
-    by_name = {name: read_trained(name) for name in as_names(weights)}
-    others = tuple(name for name, trained in by_name.items() if trained is None)
-    return others or None, [trained for trained in by_name.values() if trained]
-
-
-def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
-    """Copy the tensors of a model that this project wrote into ``module``.
-
-    A head for other classes is not loaded. If ``module`` lacks a tensor, nothing is
-    copied and False returned: its adapters are added after its other weights.
-
-    Raises
-    ------
-    ConfigError
-        If it is another model, or lacks the frozen weights that belong to these.
-    """
-    tensors, source = trained.tensors, str(trained.path)
-    if not trained.frozen:
-        load_tensors(module, tensors, source, _HEAD)
-        return True
-    state = module.state_dict(keep_vars=True)
-    if not tensors.keys() <= state.keys():
-        return False
-    frozen = frozen_fingerprint(module, {id(state[name]) for name in tensors})
-    if frozen != trained.frozen:
-        message = (
-            f"{source} holds trained weights that belong to frozen weights with the "
-            f"fingerprint {trained.frozen[:12]}, found {frozen[:12]}: put the file of "
-            f"the frozen weights before it, model.weights: [FILE, {source}]"
-        )
-        raise ConfigError([Problem(_PLACE, message)])
-    misfits = {
-        name for name, tensor in tensors.items() if tensor.shape != state[name].shape
-    }
-    of_head = {name for name in tensors if name.startswith(f"{_HEAD}.")}
-    left_out = of_head if misfits & of_head else set[str]()
-    if misfits - of_head or left_out == tensors.keys():
-        name = min(misfits)
-        message = (
-            f"expected shape {tuple(state[name].shape)}, found "
-            f"{tuple(tensors[name].shape)}; is it for another model?"
-        )
-        raise ConfigError([Problem(name, message)], source)
-    for name in tensors.keys() - left_out:
-        state[name].data.copy_(as_numbers(tensors[name], state[name]))
-    return True
-
-
-def raise_missing(module: nn.Module, trained: TrainedTensors) -> NoReturn:
-    """Raise a `ConfigError` with the tensors of a file that a model lacks."""
-    message = (
-        "the model has no such tensor; expected the model.trained and model.lora of "
-        "the run that wrote it"
-    )
-    names = sorted(trained.tensors.keys() - module.state_dict().keys())
-    problems = [Problem(name, message) for name in names]
-    raise ConfigError(_shortened(problems), str(trained.path))

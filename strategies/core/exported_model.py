@@ -22,6 +22,7 @@ from knnper.datastore.memory import KnnSettings, default_memory
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import Experiment, Precision, TrainingSettings
 from knnper.experiment_file import to_document
+from knnper.exported_weights import LAYOUT, VECTOR, Layout, read_layout
 from knnper.files import parse_json, require_plain, whole_folder, write_atomically
 from knnper.models import MODELS, OWN_MODEL, network_size, with_local_files
 from knnper.own import CLOSED, Door
@@ -29,18 +30,13 @@ from knnper.process import known_precision, num_threads
 from knnper.reasons import Code, SafeReason
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    Choice,
-    Settings,
-    is_reference,
-    parse_settings,
-)
+from knnper.settings import Choice, Settings, is_reference, parse_settings
 from knnper.strategies.auto import AutoSettings
 from knnper.strategies.catalogue import build_task, method_of
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
-from knnper.weight_files import LAYOUT, VECTOR, WEIGHTS, Layout, read_layout
+from knnper.weight_files import WEIGHTS
 
 SOURCE = "sha256 of the source"  # key in the section ``model`` for a user's own model
 FORMAT = 1  # of the folder of an exported model

@@ -17,6 +17,7 @@ from knnper.data.site_data import SiteTask
 from knnper.errors import ConfigError
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment
+from knnper.exported_weights import LAYOUT
 from knnper.flat_model import FlatModel
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
@@ -29,7 +30,7 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from knnper.strategies.core.training import local_sgd
-from knnper.weight_files import LAYOUT, WEIGHTS
+from knnper.weight_files import WEIGHTS
 
 GREY = SiteTask(InputSpec((8, 8, 1), 4, (0.5,), (0.3,)), ("ant", "bee", "cat", "dog"))
 COLOUR = SiteTask(InputSpec((32, 32, 3), 4, (0.5,) * 3, (0.3,) * 3), GREY.class_names)
