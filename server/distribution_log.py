@@ -5,23 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from knnper.errors import RunError
 from knnper.files import JsonLines
 from knnper.strategies.core.evaluation import ClientResult
 
 
-@dataclass(frozen=True)
-class _ReportLine:
+class _ReportLine(BaseModel):
     """A client that has a model, and its result unless it withholds it."""
 
     model: str
     client: str | None = None
     result: ClientResult | None = None
-
-
-_REPORT_LINE = TypeAdapter(_ReportLine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +58,7 @@ class Reported(Mapping[str, ClientResult | None]):
             for client in clients:
                 file.seek(self.places[client])
                 try:
-                    line = _REPORT_LINE.validate_json(file.readline(), strict=True)
+                    line = _ReportLine.model_validate_json(file.readline(), strict=True)
                 except ValidationError as error:
                     raise _damaged(self.path, error) from error
                 yield line.result

@@ -41,12 +41,11 @@ from knnper.server.screening import (
     Screening,
     UpdateChecks,
     agreements,
-    cap_claims,
     find_suspects,
-    leeway,
 )
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
+from knnper.server.weights import cap_claims, leeway
 from knnper.strategies.catalogue import Assembly
 from knnper.strategies.core.evaluation import Validation
 from knnper.strategies.core.method import UNSEEN_CLIENT, origins

@@ -40,7 +40,7 @@ import math
 import shutil
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,6 @@ _OF_THE_LARGEST = 0.2
 # Least scale of a field that was not sent, such as a loss: the losses of honest clients
 # differ by orders of magnitude.
 _LEAST_UNSENT = 1.0
-# Up to this many times the median weight, a claimed weight does not lower the limits.
-_FULL_LENGTH_UP_TO = 1.5
 _SKETCH_LENGTH = 2048
 _SIGNED_AT_ONCE = 512 * _SKETCH_LENGTH
 # A suspect's mean cosine is at least this part of the most negative one.
@@ -89,74 +87,6 @@ _LEAST_OF_THE_WORST = 0.5
 
 Shapes = dict[str, tuple[int, ...]]
 Sketch = NDArray[np.float64]
-
-
-def cap_claims(
-    counts: Mapping[str, int],
-    claimed: Collection[str],
-    most: float,
-    most_times: float | None = None,
-) -> dict[str, int]:
-    """Cut numbers of examples that clients claim and that are too large.
-
-    Parameters
-    ----------
-    counts
-        Training examples of each client of a round.
-    claimed
-        Clients that claim their number themselves.
-    most
-        The largest part of the total that a claim may be.
-    most_times
-        How many times the median of all counts a claim may be; None for any.
-    """
-    if most_times is not None and counts:
-        limit = max(1, int(most_times * statistics.median_low(counts.values())))
-        counts = {
-            name: min(count, limit) if name in claimed else count
-            for name, count in counts.items()
-        }
-    claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
-    others = sum(counts.values())
-    limit = claims[-1] if claims else 0
-    # Cut the largest claims to one limit, one claim more at a time, until the next is
-    # below the limit that follows: it is `most` of the total with `num_cut` at the
-    # limit.
-    for num_cut, claim in enumerate([*claims, 0]):
-        if others == 0 or num_cut * most >= 1:
-            break
-        share = most * others / (1 - num_cut * most)
-        if claim <= share:
-            limit = max(1, int(share))
-            break
-        others -= claim
-    return {
-        name: min(count, limit) if name in claimed else count
-        for name, count in counts.items()
-    }
-
-
-def leeway(
-    counts: Mapping[str, int], weights: Mapping[str, int], claimed: Collection[str]
-) -> dict[str, float]:
-    """Return the factor on how far each client may move, against the median client.
-
-    A client with more data makes more steps, each in a direction of its own: the factor
-    is √n where the number of examples is verified. Where it is a claim, a large weight
-    lowers the limit, since weight and length multiply in a mean.
-
-    Parameters
-    ----------
-    counts, weights
-        Training examples of each client, before and after `cap_claims`.
-    """
-    usual = statistics.median_low(counts.values())
-    return {
-        name: min(1.0, _FULL_LENGTH_UP_TO * usual / weights[name])
-        if name in claimed
-        else math.sqrt(max(1.0, count / usual))
-        for name, count in counts.items()
-    }
 
 
 @dataclass(frozen=True)
@@ -202,9 +132,9 @@ class MeasuredUpdate:
 class SentPayload:
     """A payload as it was sent, with the norm of each tensor, by path."""
 
-    payload: Any
-    tensors: Mapping[str, Tensor]
-    norms: Mapping[str, float]
+    payload: Any = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    norms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, payload: object) -> "SentPayload":
@@ -217,9 +147,6 @@ class SentPayload:
     def num_bytes(self) -> int:
         """Size of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
-
-
-_NOTHING_SENT = SentPayload(None, {}, {})
 
 
 @dataclass
@@ -253,7 +180,7 @@ class UpdateChecks:
     _shapes: Shapes = field(default_factory=dict, init=False)  # of valid updates
     _sent: dict[str, SentPayload] = field(default_factory=dict, init=False)
     _sent_shapes: Shapes = field(default_factory=dict, init=False)
-    _latest: SentPayload = field(default=_NOTHING_SENT, init=False)
+    _latest: SentPayload = field(default_factory=SentPayload, init=False)
 
     def note_sent(self, client: str, payload: object) -> SentPayload:
         """Note what a client is sent; equal payloads become one object."""
@@ -268,7 +195,7 @@ class UpdateChecks:
     ) -> Iterator[MeasuredUpdate | None]:
         """Yield the valid update of each reply, or None after ``fail(client, why)``."""
         for reply in replies:
-            sent = self._sent.pop(reply.client, _NOTHING_SENT)
+            sent = self._sent.pop(reply.client, SentPayload())
             measured = reply.failure or self._measure(reply, sent)
             if isinstance(measured, str):
                 fail(reply.client, measured)

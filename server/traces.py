@@ -39,16 +39,34 @@ from knnper.files import parse_json
 from knnper.seeding import RandomKey
 from knnper.settings import shown
 
+Row = Mapping[str, Any]
+# By name of a field, a function that converts its value.
+Units = Mapping[str, Callable[[float], float]]
+
 BYTES_OF_A_KILOBIT = 125.0
 TRAINING_PER_INFERENCE = 3.0  # (Lai et al. 2022): there and twice as long back
-log = logging.getLogger(__name__)
-Row = Mapping[str, Any]
-_SPEEDS: Mapping[str, Callable[[float], float]] = {
+
+_SPEEDS: Units = {
     "seconds_per_example": float,
     "examples_per_s": lambda value: 1 / value,
     "computation": lambda value: TRAINING_PER_INFERENCE * value / 1000,
 }
+_BOTH_DIRECTIONS: Units = {
+    "communication": lambda kilobits: kilobits * BYTES_OF_A_KILOBIT,
+    "tcp_speed_results": lambda kilobits: kilobits * BYTES_OF_A_KILOBIT,
+}
+_DOWN: Units = {
+    "bytes_down_per_s": float,
+    "download_kbps": lambda kilobits: kilobits * BYTES_OF_A_KILOBIT,
+}
+_UP: Units = {
+    "bytes_up_per_s": float,
+    "upload_kbps": lambda kilobits: kilobits * BYTES_OF_A_KILOBIT,
+}
 _TIMES = ("active", "inactive", "finish_time")
+KNOWN = (*_SPEEDS, *_DOWN, *_UP, *_BOTH_DIRECTIONS, *_TIMES)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -235,7 +253,7 @@ def _rows(path: str, content: bytes) -> dict[str, Row]:
 def _device(row: Row, place: str) -> Device:
     """Make the device of a row."""
 
-    def one_of(units: Mapping[str, Callable[[float], float]]) -> float | None:
+    def one_of(units: Units) -> float | None:
         present = [name for name in units if _is_given(row.get(name))]
         if len(present) > 1:
             raise DataError(
@@ -248,27 +266,11 @@ def _device(row: Row, place: str) -> Device:
         return None
 
     return Device(
-        one_of(_SPEEDS), one_of(_BOTH | _DOWN), one_of(_BOTH | _UP), _times(row, place)
+        seconds_per_example=one_of(_SPEEDS),
+        bytes_down_per_s=one_of({**_BOTH_DIRECTIONS, **_DOWN}),
+        bytes_up_per_s=one_of({**_BOTH_DIRECTIONS, **_UP}),
+        times=_times(row, place),
     )
-
-
-def _of_kilobits(value: float) -> float:
-    return value * BYTES_OF_A_KILOBIT
-
-
-_BOTH: dict[str, Callable[[float], float]] = {
-    "communication": _of_kilobits,
-    "tcp_speed_results": _of_kilobits,
-}
-_DOWN: dict[str, Callable[[float], float]] = {
-    "bytes_down_per_s": float,
-    "download_kbps": _of_kilobits,
-}
-_UP: dict[str, Callable[[float], float]] = {
-    "bytes_up_per_s": float,
-    "upload_kbps": _of_kilobits,
-}
-KNOWN = (*_SPEEDS, *_DOWN, *_UP, *_BOTH, *_TIMES)
 
 
 def _is_given(value: object) -> bool:

@@ -20,13 +20,12 @@ import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import httpx
-from flwr.app import ConfigRecord, MetricRecord
 from flwr.proto.error_pb2 import Error
 from flwr.proto.fleet_pb2 import (
     PullMessagesResponse,
@@ -34,9 +33,16 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesResponse,
 )
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
-from google.protobuf.message import DecodeError
 
 from knnper.server.link.gateway_rules import AuthenticatedClient, GatewayRefusal
+from knnper.server.link.reply_rules import (
+    LARGEST_RECORD,
+    Children,
+    invalid_reply,
+    require_decodable,
+    require_matching_answer,
+    validate_announcement,
+)
 from knnper.transport import flower_protocol as flower
 from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
 
@@ -44,17 +50,7 @@ _STALLED_S = 180.0  # without another object; Flower waits as long
 _KEPT_S = 120.0  # for a client that missed the last answer and repeats its request
 _TIDY_S = 5.0
 _AT_ONCE = 4  # replies forwarded at a time, with one object each in memory
-_LARGEST_RECORD = 1_000_000  # bytes of an object that is no part of an array
 _MB = 1e6
-_RECORDS: Mapping[str, Callable[[bytes], object]] = {
-    "ConfigRecord": ConfigRecord.inflate,
-    "MetricRecord": MetricRecord.inflate,
-}
-_UNREADABLE = (
-    *(ValueError, TypeError, KeyError, AttributeError),
-    *(DecodeError, RecursionError),
-)
-Children = Mapping[str, tuple[str, ...]]
 Warn = Callable[[str, str, str], None]
 
 
@@ -108,8 +104,8 @@ class _Upload:
     def write(self, name: str, content: bytes, start: int) -> None:
         """Store an object; refuse one that differs from its announcement."""
         if hashlib.sha256(content).hexdigest() != name:
-            raise _invalid_reply("an object does not match its id")
-        _require_decodable(
+            raise invalid_reply("an object does not match its id")
+        require_decodable(
             content, self.children[name], self.request.messages_list[0].metadata
         )
         os.pwrite(self.file.fileno(), content, start)
@@ -123,7 +119,7 @@ class _Upload:
         """Return the bytes of all arrays, where one chunk may occur many times."""
         total = 0
         for name, (_, length) in self.places.items():
-            if length > _LARGEST_RECORD:
+            if length > LARGEST_RECORD:
                 continue
             content = self.read(name)
             if flower.head_of(content)[0] == "Array":
@@ -207,7 +203,7 @@ class Replies:
         self, caller: AuthenticatedClient, request: PushMessagesRequest
     ) -> bytes:
         """Begin to receive a reply; return the answer that Flower would give."""
-        metadata, children = _validate_announcement(request)
+        metadata, children = validate_announcement(request)
         node_id = request.node.node_id
         sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
         if metadata.src_node_id != node_id:
@@ -216,7 +212,7 @@ class Replies:
             raise GatewayRefusal(
                 400, "a reply to no message that was sent to this client"
             )
-        _require_matching_answer(metadata, sent.metadata)
+        require_matching_answer(metadata, sent.metadata)
         sent.unclaimed = b""
         upload = sent.upload
         if upload is not None and upload.root != metadata.message_id:
@@ -449,99 +445,6 @@ def _no_storage(error: Exception) -> GatewayRefusal:
     return GatewayRefusal(503, "a reply cannot be kept", str(error))
 
 
-def _invalid_reply(why: str) -> GatewayRefusal:
-    return GatewayRefusal(400, "the reply is not what Flower sends", why)
-
-
 def _over_quota(limit: int, setting: str) -> GatewayRefusal:
     most = f"{limit / _MB:.0f} MB ({setting})"
     return GatewayRefusal(413, "the reply is larger than the quota", most)
-
-
-def _validate_announcement(request: PushMessagesRequest) -> tuple[Metadata, Children]:
-    """Validate the announcement of a reply; return its metadata and object tree."""
-    if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-        raise _invalid_reply("expected one message with one tree")
-    message, tree = request.messages_list[0], request.message_object_trees[0]
-    if message.content.ByteSize():
-        raise _invalid_reply("expected the content among the objects")
-    times = [*request.clientapp_runtime_list]
-    if len(times) > 1 or not all(0 <= seconds < math.inf for seconds in times):
-        raise _invalid_reply("expected the client's seconds")
-    children = _children(tree)
-    if message.metadata.message_id != tree.object_id:
-        raise _invalid_reply("expected the message's id at the root of the tree")
-    return message.metadata, children
-
-
-def _children(tree: ObjectTree) -> Children:
-    """Return each object's children, which must be the same wherever it occurs."""
-    children_of: dict[str, tuple[str, ...]] = {}
-    for part in flower.parts_of(tree):
-        children = tuple(child.object_id for child in part.children)
-        if not flower.is_object_id(part.object_id):
-            raise _invalid_reply("found an id that is no SHA-256")
-        if len(set(children)) != len(children):
-            raise _invalid_reply("found an object twice below another")
-        if children_of.setdefault(part.object_id, children) != children:
-            raise _invalid_reply("found an object with two kinds of children")
-    return children_of
-
-
-def _require_matching_answer(reply: Metadata, question: Metadata) -> None:
-    ends = question.created_at + question.ttl + flower.TTL_TOLERANCE_S
-    is_in_time = 0 < reply.ttl < math.inf and 0 < reply.created_at < math.inf
-    if not is_in_time or reply.created_at + reply.ttl > ends:
-        raise _invalid_reply("found a time that is not that of an answer")
-    if (
-        reply.run_id != question.run_id
-        or reply.dst_node_id != flower.SUPERLINK
-        or reply.message_type != question.message_type
-        or reply.group_id != question.group_id
-    ):
-        raise GatewayRefusal(
-            400, "a reply of another run, kind or round than what it answers"
-        )
-
-
-def _require_decodable(
-    content: bytes, children: tuple[str, ...], announced: Metadata
-) -> None:
-    """Refuse an object that Flower or the run could not decode."""
-    try:
-        head = content[: content.index(b"\0", 0, _LARGEST_RECORD) + 1]
-        kind, named, length = flower.head_of(head)
-        is_valid = length == len(content) - len(head)
-        if kind == "ArrayChunk":
-            is_valid &= not children
-        elif len(content) > _LARGEST_RECORD:
-            most = f"expected at most {_LARGEST_RECORD}, or an array"
-            details = f"found {len(content)} bytes in a {kind[:20]}, {most}"
-            raise GatewayRefusal(413, "a record is too large", details)
-        else:
-            is_valid &= _is_valid(kind, content, children, announced)
-    except _UNREADABLE as error:
-        raise _invalid_reply(f"found an object that cannot be read: {error}") from error
-    if not is_valid or len(named) != len(children) or set(named) != set(children):
-        raise _invalid_reply(f"found a {kind[:20]} that is not what was announced")
-
-
-def _is_valid(
-    kind: str, content: bytes, children: tuple[str, ...], announced: Metadata
-) -> bool:
-    body = flower.body_of(content)
-    if kind == "Message":
-        message, expected = Message.FromString(body), Metadata()
-        expected.CopyFrom(announced)
-        expected.message_id = ""
-        num_children = 0 if message.HasField("error") else 1
-        return message.metadata == expected and len(children) == num_children
-    if kind in ("RecordDict", "ArrayRecord"):
-        return set(json.loads(body).values()) == set(children)
-    if kind == "Array":
-        places = json.loads(body)["arraychunk_ids"]
-        return isinstance(places, list) and all(
-            type(place) is int and 0 <= place < len(children) for place in places
-        )
-    _RECORDS[kind](content)
-    return not children

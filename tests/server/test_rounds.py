@@ -20,7 +20,7 @@ from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
 from knnper.server.roster import Member, Roster
 from knnper.server.rounds import RoundLoop
-from knnper.server.screening import cap_claims
+from knnper.server.weights import cap_claims
 from knnper.strategies.core.evaluation import (
     NUM_CALIBRATION_BINS,
     Evaluation,

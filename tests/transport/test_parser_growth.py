@@ -28,7 +28,7 @@ from knnper.data.examples import InputSpec
 from knnper.errors import KnnPerError, RunError
 from knnper.files import parse_json
 from knnper.records import Flat, unflatten
-from knnper.server.link import gateway_rules, replies
+from knnper.server.link import gateway_rules, reply_rules
 from knnper.strategies.core.evaluation import Validation
 from knnper.transport import flower_protocol as flower
 from knnper.yaml_text import parse_yaml
@@ -187,7 +187,7 @@ def record_of(kind: str, body: bytes) -> bytes:
 
 
 def checked(content: bytes) -> None:
-    replies._require_decodable(content, (), Metadata())
+    reply_rules.require_decodable(content, (), Metadata())
 
 
 def validation_with_tensors(count: int) -> str:
@@ -217,7 +217,7 @@ SERVER: dict[str, tuple[int, Make, Parse]] = {
         *(50_000, lambda n: n * b"\x0a\x80\x01"),
         lambda body: gateway_rules.parsed(flower.PUSH_MESSAGES, body),
     ),
-    "tree of a reply": (*(2000, wide_tree), replies._validate_announcement),
+    "tree of a reply": (*(2000, wide_tree), reply_rules.validate_announcement),
     "levels of an object": (
         *(50_000, lambda n: record_of("RecordDict", n * b"[")),
         checked,
