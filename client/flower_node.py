@@ -1,9 +1,4 @@
-"""A site's SuperNode: Flower's own with short waits, and a process for each message.
-
-A process can be ended from outside, a thread cannot. So each message has a process,
-forked from a runner that has torch and the app loaded, and a message that hangs does
-not block later messages. The module has three parts: the work of one message, the
-runner (``python -m`` this module), and the node.
+"""A site's SuperNode: Flower's own with short waits, for a runner of our own.
 
 Flower's private names are imported in this module and in
 `knnper.simulation.flower_nodes`, and nowhere else; a test checks that. With
@@ -22,21 +17,18 @@ names in ``flwr``                           reason; saving; what happens without
 ``supercore.retry``                         tried again within 5 s; no heartbeats while
                                             a request is held, which halves what an
                                             idle site costs the server. Without:
-                                            Flower's own message, and a new start every
-                                            10 s.
+                                            Flower ends this process, and a new one
+                                            starts every 10 s.
 ``supernode.main``, ``.nodestate``,         Tasks go to a runner that has torch and
 ``.runtime``; ``supercore.runtime``,        faiss loaded: 7.3 to 3.9 s, and 1.35 s
 ``.interceptors``, ``.heartbeat``,          together with the main loop. Without: a
 ``.object_store``, ``.task_identity``,      new Python for each message, where
-``.constant``, ``.run``, ``.fab``           imports take 3 s.
-``supercore.inflatable``,                   Arrays that have not arrived are asked for
+``.constant``                               imports take 3 s.
+``supercore.inflatable``, ``.run``,         Arrays that have not arrived are asked for
 ``superlink.grid.http_grid``                again after 50 ms instead of 1 s, on both
                                             sides: 1.35 to 1.2 s.
 ``app.message``, ``common.serde``,          A process that dies is reported at once.
 ``common.constant``                         Without: after a minute.
-``clientapp.utils``, ``.client_app``,       With ``--allow-app-code``, the app that
-``cli.install``                             comes with a run. Without: only the
-                                            installed one.
 ==========================================  =========================================
 """
 
@@ -44,20 +36,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
-import json
 import logging
 import os
 import re
-import select
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar
@@ -73,22 +59,15 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
 
-from knnper.client.deadline import DEADLINE_PASSED
-from knnper.client.node_log import log_to_stderr
 from knnper.client.refusal import Refusal, refusal_of, unknown_key
 from knnper.errors import RunError, printable, text_for_others
-from knnper.lifeline import die_with_parent
 from knnper.transport import flower_protocol as flower
 
 if not flower.is_plain():
     from flwr.app.message import remove_content_from_message
-    from flwr.cli.install import install_from_fab
-    from flwr.clientapp.client_app import LoadClientAppError
-    from flwr.clientapp.utils import get_load_client_app_fn
     from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
     from flwr.common.serde import message_from_proto, message_to_proto
     from flwr.supercore.constant import TaskType
-    from flwr.supercore.fab import Fab
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.inflatable.inflatable_utils import (
         pull_and_inflate_object_from_tree,
@@ -106,7 +85,7 @@ if not flower.is_plain():
         exponential,
         make_simple_http_retry_invoker,
     )
-    from flwr.supercore.run import Run, RunNotRunningException
+    from flwr.supercore.run import RunNotRunningException
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.grid import http_grid
@@ -116,19 +95,12 @@ if not flower.is_plain():
     from flwr.supernode.nodestate import NodeStateFactory
     from flwr.supernode.runtime import run_clientapp
 
-LoadApp = Callable[["Run", "Fab"], ClientApp]
 T = TypeVar("T")
 
 FIRST_RETRY_S = 0.05  # to pull an array that has not arrived
-READY = b"ready\n"  # written by a runner once everything is loaded
 _PULL_BACKOFF_S = 0.02
 _ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
 _LOOPBACK = "127.0.0.1"
-# Standard input and output of the runner.
-_COMMANDS, _REPORT = 0, 1
-_POLL_CHILD_S = 0.005
-_MAX_PIPE_BYTES = 65536
-_STOP_RUNNER_S = 1.0
 _STOP_RUNTIME_API_S = 0.5
 _LONGEST_RETRY_S = 5
 _CODE = re.compile(r"\[code: (\d+)\]")  # in the message with which Flower exits
@@ -136,27 +108,42 @@ _CODE = re.compile(r"\[code: (\d+)\]")  # in the message with which Flower exits
 log = logging.getLogger(__name__)
 
 
-# The work of one message
+# Tasks and messages, for the runner
 
 
-def installed_app(reference: str) -> LoadApp:
-    """Return a loader that ignores the run, and gives the ClientApp ``MODULE:NAME``."""
+class TaskQueue:
+    """The tasks of a node that wait for its runner, over the node's Runtime API."""
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        interceptor = SuperExecAuthHttpInterceptor(
+            master_secret=secret, protected_methods=frozenset({_ACQUIRE_TASK})
+        )
+        self._node = _connect(address, "SuperExec", interceptor)
+
+    def acquire(self) -> tuple[Task, str] | None:
+        """Return a task and its token; None if there is no task."""
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        try:
+            response = self._node.AcquireTask(request)
+        except httpx.HTTPError as error:
+            log.warning("the node did not answer its runner: %s", error)
+            return None
+        if response.HasField("task") and response.token:
+            return response.task, response.token
+        return None
+
+
+def installed_app(reference: str) -> ClientApp:
+    """Return the ClientApp ``MODULE:NAME``."""
     module, _, name = reference.partition(":")
     app = getattr(importlib.import_module(module), name, None)
     if not isinstance(app, ClientApp):
         raise RunError(f"expected a ClientApp at {reference}, found {app!r}")
-    return lambda run, fab: app  # noqa: ARG005 (the run's code is not looked at)
-
-
-def app_of_the_run(run: Run, fab: Fab) -> ClientApp:
-    """Load the ClientApp that came with the run."""
-    install_from_fab(fab.content, skip_prompt=True)
-    load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
-    return load(run.fab_id, run.fab_version, fab.hash_str)
+    return app
 
 
 def run_message(
-    address: str, token: str, load: LoadApp, on_pulled: Callable[[bytes], None]
+    address: str, token: str, app: ClientApp, on_pulled: Callable[[bytes], None]
 ) -> None:
     """Pull one message, run the app on it, and push the reply or its error.
 
@@ -175,17 +162,20 @@ def run_message(
         pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
     )
     with mock.patch.object(run_clientapp, "pull_and_inflate_object_from_tree", pull):
-        message, context, run, fab = run_clientapp.pull_task_input(client)
+        # The code that comes with the run is not looked at.
+        message, context, _, _ = run_clientapp.pull_task_input(client)
     envelope = message_to_proto(remove_content_from_message(message))
     on_pulled(envelope.SerializeToString())
     try:
-        reply = load(run, fab)(message=message, context=context)
+        reply = app(message=message, context=context)
     except Exception as error:  # an app may raise any
         log.error("the ClientApp failed", exc_info=error)
         reply = Message(_as_reply(error), reply_to=message)
-    status, details = SubStatus.COMPLETED, ""
+    status = SubStatus.COMPLETED
+    details = ""
     if reply.has_error():
-        status, details = SubStatus.FAILED, str(reply.error.reason)
+        status = SubStatus.FAILED
+        details = str(reply.error.reason)
     run_clientapp.push_message(client, reply, context)
     run_clientapp.push_task_output(client, context, status, details)
 
@@ -237,254 +227,8 @@ def _connect_task(address: str, token: str) -> RuntimeHttpClient:
 
 
 def _as_reply(error: Exception) -> Error:
-    """Convert an error of an app to a reply."""
-    if isinstance(error, LoadClientAppError):
-        reason = "An exception was raised when attempting to load `ClientApp`"
-        return Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason)
     # Its text may hold data of the site.
     return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text_for_others(error))
-
-
-# The runner
-
-
-@dataclass(frozen=True)
-class RunnerOptions:
-    """How the runner reaches the node, and which app it runs.
-
-    Attributes
-    ----------
-    address
-        HOST:PORT of the node's Runtime API, on this machine.
-    secret
-        Of that API, in hexadecimal digits: no other process gets a task from it.
-    parent
-        Process id of the node.
-    app
-        MODULE:NAME of the installed ClientApp, which answers all messages.
-    allow_app_code
-        Run the app that comes with a run instead, as Flower does: its submitter then
-        runs code on this machine.
-    """
-
-    address: str
-    secret: str
-    parent: int
-    app: str
-    allow_app_code: bool = False
-    verbose: bool = False
-
-
-class Runner:
-    """Forks a process for each task of a node."""
-
-    def __init__(self, options: RunnerOptions) -> None:
-        self._options = options
-        interceptor = SuperExecAuthHttpInterceptor(
-            master_secret=bytes.fromhex(options.secret),
-            protected_methods=frozenset({_ACQUIRE_TASK}),
-        )
-        self._node = _connect(options.address, "SuperExec", interceptor)
-        # Nearly every app needs them; they start no thread that a fork would lose.
-        import faiss  # noqa: F401
-        import torch  # noqa: F401
-
-        self._load: LoadApp = app_of_the_run
-        if not options.allow_app_code:
-            self._load = installed_app(options.app)
-        # The memory that exists now stays shared with the forks.
-        gc.collect()
-        gc.freeze()
-
-    def serve(self) -> None:
-        """Run tasks, one at a time, until standard input ends."""
-        while os.read(_COMMANDS, _MAX_PIPE_BYTES):
-            # Repeated, since a command may have come while a task ran.
-            while (acquired := self._acquire_task()) is not None:
-                self._run(*acquired)
-
-    def _acquire_task(self) -> tuple[Task, str] | None:
-        """Return a task and its token; None if there is no task."""
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        try:
-            response = self._node.AcquireTask(request)
-        except httpx.HTTPError as error:
-            log.warning("the node did not answer its runner: %s", error)
-            return None
-        if response.HasField("task") and response.token:
-            return response.task, response.token
-        return None
-
-    def _run(self, task: Task, token: str) -> None:
-        reading, writing = os.pipe()
-        # Not blocking: processes that the app started may hold the other end.
-        os.set_blocking(reading, False)
-        address = self._options.address
-
-        def keep(pulled: bytes) -> None:
-            os.write(writing, pulled)  # less than a pipe holds
-
-        child = _fork(lambda: run_message(address, token, self._load, keep))
-        os.close(writing)
-        cause = cause_of_death(_wait_for(child))
-        if cause is not None:
-            log.error("the process of a message died: %s", cause)
-            pulled = b""
-            with contextlib.suppress(BlockingIOError):
-                pulled = os.read(reading, _MAX_PIPE_BYTES)
-            reason = f"the client's process died: {cause}"
-            _wait_for(
-                _fork(lambda: report_failure(address, token, task, pulled, reason))
-            )
-        os.close(reading)
-
-
-def main() -> None:
-    """Run the runner until standard input ends or the node does."""
-    options = RunnerOptions(**json.loads(_read_line()))
-    log_to_stderr(verbose=options.verbose)
-    die_with_parent(options.parent)
-    runner = Runner(options)
-    os.write(_REPORT, READY)
-    os.dup2(sys.stderr.fileno(), _REPORT)  # output of apps belongs to the log
-    runner.serve()
-    os._exit(0)  # torch would need long to shut down
-
-
-def cause_of_death(status: int) -> str | None:
-    """Describe what a process with this wait status died of; None if it succeeded."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number == signal.SIGALRM:
-            return "its deadline passed"
-        hint = ", perhaps for lack of memory" if number == signal.SIGKILL else ""
-        return f"it was ended by {signal.Signals(number).name}{hint}"
-    code = os.WEXITSTATUS(status)
-    if code == DEADLINE_PASSED:
-        return "its deadline passed"
-    return f"it ended with exit status {code}" if code else None
-
-
-def _fork(work: Callable[[], None]) -> int:
-    parent = os.getpid()
-    child = os.fork()
-    if not child:
-        _work_and_exit(parent, work)
-    return child
-
-
-def _work_and_exit(parent: int, work: Callable[[], None]) -> NoReturn:
-    status = 1
-    try:
-        die_with_parent(parent)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.close(_COMMANDS)
-        work()
-        status = 0
-    except BaseException:  # the parent's code must not run twice
-        log.exception("a message could not be run")
-    finally:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _wait_for(child: int) -> int:
-    """Return the wait status of ``child``; when the node ends, kill it and exit."""
-    while True:
-        process, status = os.waitpid(child, os.WNOHANG)
-        if process:
-            return status
-        has_input = select.select([_COMMANDS], [], [], _POLL_CHILD_S)[0]
-        # Bytes only wake the runner; the end of the pipe is the end of the node.
-        if has_input and not os.read(_COMMANDS, _MAX_PIPE_BYTES):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os._exit(0)
-
-
-def _read_line() -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(_COMMANDS, 1)
-        if not byte:
-            sys.exit("expected options on standard input, of `knnper fed client`")
-        line += byte
-    return line
-
-
-class RunnerProcess:
-    """The runner of a node, as seen by the node."""
-
-    def __init__(self, options: RunnerOptions) -> None:
-        self._app = options.app
-        self._is_ready = False
-        self._process = subprocess.Popen(
-            # -P: the working directory is not on the path of imports.
-            (sys.executable, "-P", "-m", "knnper.client.flower_node"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the node, which ends the runner
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(asdict(options)).encode() + b"\n")
-        os.set_blocking(self._process.stdin.fileno(), False)
-
-    def wait_until_ready(self) -> None:
-        """Wait until torch and the app are loaded."""
-        if self._is_ready:
-            return
-        output = self._process.stdout
-        assert output is not None
-        if output.readline() != READY:
-            self._process.wait()
-            raise RunError(
-                f"the runner ended with exit status {self._process.returncode} before "
-                f"it had loaded {self._app}; its output is above"
-            )
-        self._is_ready = True
-
-    def wake(self) -> None:
-        """Tell the runner that there may be a task.
-
-        Raises
-        ------
-        RunError
-            If the runner has ended. The node then leaves the federation, and joins
-            again with a new runner.
-        """
-        if self._process.poll() is not None:
-            status = self._process.returncode
-            # Flower's main loop ends by the exception, and does not log it.
-            log.error("the runner ended with exit status %d; the node rejoins", status)
-            raise RunError(f"the runner ended with exit status {status}")
-        assert self._process.stdin is not None
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._process.stdin.fileno(), b"\n")
-
-    def stop(self) -> None:
-        """End the runner and the process that it runs."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(_STOP_RUNNER_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-@contextlib.contextmanager
-def started(options: RunnerOptions) -> Iterator[RunnerProcess]:
-    """Yield a runner that ends with the block."""
-    runner = RunnerProcess(options)
-    try:
-        yield runner
-    finally:
-        runner.stop()
 
 
 # The node
@@ -752,7 +496,3 @@ def _reason(error: Exception | None) -> str:
         detail = flower.FlowerError.of(response.text).detail
         return printable(f"HTTP status {response.status_code}: {detail}")
     return printable(str(error) or type(error).__name__)
-
-
-if __name__ == "__main__":
-    main()

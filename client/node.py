@@ -22,18 +22,16 @@ import httpx
 from knnper.client.activation import Activation, locked
 from knnper.client.flower_node import (
     Hooks,
-    RunnerOptions,
-    RunnerProcess,
     Server,
     deactivate,
     new_state,
     runtime_api,
     serve,
-    started,
 )
 from knnper.client.node_log import WaitLog
 from knnper.client.plain_node import serve_plainly
 from knnper.client.refusal import NotAcceptedError, Refusal, RetryPolicy
+from knnper.client.runner import RunnerOptions, RunnerProcess, started
 from knnper.client.server_checks import GATEWAY, server_checks
 from knnper.client.settings import ClientSettings
 from knnper.errors import CredentialError, RunError
@@ -50,7 +48,8 @@ PART_OF_IDLE_TIME = 0.05
 REPLY_S = 0.01
 # A request that returned no message after the first of these was held by the gateway;
 # after the second its answer is overdue.
-SHORTEST_HELD_S, LONGEST_HELD_S = 5.0, 25.0
+SHORTEST_HELD_S = 5.0
+LONGEST_HELD_S = 25.0
 
 _LEAVE_S = 1.5  # after SIGTERM, until the process ends in any case
 _NOTICED_S = 3.0  # until a run has seen that a node is gone
@@ -68,7 +67,7 @@ class NodeOptions:
     app
         MODULE:NAME of the installed ClientApp.
     allow_app_code
-        Run the app that comes with a run instead.
+        Run Flower's own node, which runs the app that comes with a run instead.
     patience_s
         How long to try to join; None is for ever.
     is_done
@@ -144,17 +143,17 @@ class _Node:
 
     def join_and_serve(self) -> None:
         """Join the federation, and stay until the server lets go of this node."""
-        if is_plain():
+        if is_plain() or self._options.allow_app_code:
             self._serve_plainly()
         options = self._options
-        state, secret = new_state(), secrets.token_bytes(32)
+        state = new_state()
+        secret = secrets.token_bytes(32)
         with runtime_api(state, secret) as api_address:
             runner_options = RunnerOptions(
                 address=api_address,
                 secret=secret.hex(),
                 parent=os.getpid(),
                 app=options.app,
-                allow_app_code=options.allow_app_code,
                 verbose=options.verbose,
             )
             with started(runner_options) as runner:
@@ -208,7 +207,8 @@ class _Node:
 
     def _explain(self, refusal: Refusal) -> Refusal:
         """Name the key and the doctor's command in a refusal of the key."""
-        key, settings = self._server.key, self._settings
+        key = self._server.key
+        settings = self._settings
         if not isinstance(refusal, NotAcceptedError) or key is None:
             return refusal
         return NotAcceptedError(
@@ -314,7 +314,8 @@ class PollPause:
 
     def note_work(self) -> None:
         """Note that the node works now."""
-        self._last_work, self._is_held = time.monotonic(), False
+        self._last_work = time.monotonic()
+        self._is_held = False
 
     def sleep(self) -> None:
         """Wait until the node may ask again."""

@@ -1,4 +1,4 @@
-"""Flower's own ``flower-supernode``, for KNNPER_PLAIN_FLOWER=1."""
+"""Flower's own ``flower-supernode``, which runs the code that comes with a run."""
 
 import json
 import os

@@ -26,8 +26,9 @@ AllowAppCode = Annotated[
     bool,
     typer.Option(
         "--allow-app-code",
-        help="Run the code that comes with a run instead of the installed client. "
-        "Every submitter of runs can then run any code on this machine.",
+        help="Run the code that comes with a run instead of the installed client, in "
+        "Flower's own node. Every submitter of runs can then run any code on this "
+        "machine.",
     ),
 ]
 Patience = Annotated[

@@ -71,11 +71,18 @@ def started(server: RunningServer, config: Path, *arguments: str) -> Running:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [([], "[0, 1, 2, 3]"), (["--allow-app-code"], "the code of the run")],
+    ("arguments", "ready", "expected"),
+    [
+        ([], IN, "[0, 1, 2, 3]"),
+        (["--allow-app-code"], "Starting Flower SuperNode", "the code of the run"),
+    ],
 )
 def test_the_code_of_a_run_is_run_only_when_allowed(
-    server: RunningServer, tmp_path: Path, arguments: list[str], expected: str
+    server: RunningServer,
+    tmp_path: Path,
+    arguments: list[str],
+    ready: str,
+    expected: str,
 ) -> None:
     config = server.folder.client("site-a") / "client.yaml"
     app, output = tmp_path / "app", tmp_path / "output"
@@ -84,7 +91,7 @@ def test_the_code_of_a_run_is_run_only_when_allowed(
     (app / "trial_server.py").write_text(SERVER)
     (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
     client = started(server, config, *arguments)
-    client.wait_for(IN)
+    client.wait_for(ready)
     told = ("--stream", "--run-config", f'output="{output}"')
     words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *told]
     home = {"FLWR_HOME": str(server.settings.flower_home)}

@@ -21,13 +21,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.nodestate import NodeState
 
-from knnper.client import flower_node as flower_supernode
-from knnper.client.flower_node import (
-    RunnerOptions,
-    RunnerProcess,
-    runtime_api,
-    started,
-)
+from knnper.client.flower_node import new_state, runtime_api
+from knnper.client.runner import RunnerOptions, RunnerProcess, started
 from knnper.errors import RunError
 
 APP = "misbehaving_app:app"
@@ -81,7 +76,7 @@ class BareNode:
 
 @contextlib.contextmanager
 def bare_node(app: str = APP) -> Iterator[BareNode]:
-    factory = flower_supernode.new_state()
+    factory = new_state()
     state = factory.state()
     _prepare(state)
     here = str(Path(__file__).parent)
