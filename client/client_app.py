@@ -78,7 +78,8 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @answering
     def train(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
-        runtime, carrier = node.open(context, job), node.carrier(context, job)
+        runtime = node.open(context, job)
+        carrier = node.carrier(context, job)
         payload = _record(message, "payload", runtime.method.payload_type, carrier)
         return Message(_train_clients(runtime, job, payload, carrier), reply_to=message)
 
@@ -86,7 +87,8 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @answering
     def validate(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
-        runtime, carrier = node.open(context, job), node.carrier(context, job)
+        runtime = node.open(context, job)
+        carrier = node.carrier(context, job)
         payload_type = runtime.method.payload_type
         payload = _record(message, "payload", payload_type, carrier)
         reference = None
@@ -101,7 +103,8 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @answering
     def personalize(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
-        runtime, carrier = node.open(context, job), node.carrier(context, job)
+        runtime = node.open(context, job)
+        carrier = node.carrier(context, job)
         payload_type = runtime.method.payload_type
         payload = _record(message, "payload", payload_type, carrier)
         reference = _record(message, "reference", payload_type, carrier)

@@ -123,7 +123,8 @@ def _same_inputs(
     store: StoreReader, ids: Ids, split: NamedExamples, rows: Tensor
 ) -> NDArray[np.bool_]:
     """Return which inputs are equal bit by bit, bool (m,); so NaN equals itself."""
-    stored, current = store.inputs(ids), split.examples.images[rows]
+    stored = store.inputs(ids)
+    current = split.examples.images[rows]
     if stored.dtype != current.dtype or stored.shape != current.shape:
         return np.zeros(len(ids), dtype=np.bool_)
     stored_bytes, current_bytes = (

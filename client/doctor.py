@@ -183,7 +183,8 @@ def check_folder(settings: ClientSettings) -> Finding:
     finding = folder_finding(path, "state")
     if finding.verdict is Verdict.PROBLEM or not path.exists():
         return finding
-    key, replaced = None, frozenset[str]()
+    key = None
+    replaced = frozenset[str]()
     if settings.key is not None:
         # The check of the key reports a file that cannot be read.
         with contextlib.suppress(CredentialError):
@@ -228,7 +229,8 @@ def check_refusals(settings: ClientSettings) -> Finding:
 def check_data(settings: ClientSettings) -> Finding:
     """Check that the data can be read, for the task of the served model if any."""
     fix = f"see all details: knnper site check {settings.file}"
-    folder, task = StateFolder(settings.state), None
+    folder = StateFolder(settings.state)
+    task = None
     with contextlib.suppress(ModelError):
         serving = read_serving(folder.serving)
         if serving is not None:
@@ -280,7 +282,8 @@ def _check_memory(folder: StateFolder, serving: Serving) -> Finding:
         )
     try:
         with open_store(path) as store:
-            embedded_by, count = store.fingerprint, len(store)
+            embedded_by = store.fingerprint
+            count = len(store)
     except StoreError as error:
         return problem(str(error), f"see what can be read: knnper store verify {path}")
     summary = f"{model}; the memory has {count} examples"

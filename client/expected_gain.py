@@ -69,7 +69,8 @@ def paired_gain(before: Tensor, after: Tensor) -> Gain:
     matched pairs, which keeps the interval honest with small counts.
     """
     count = len(before)
-    won, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    won = int((after & ~before).sum())
+    lost = int((before & ~after).sum())
     total = count + 2
     variance = (won + lost + 1 - (won - lost) ** 2 / total) / total**2
     return Gain((won - lost) / count, NORMAL_95 * math.sqrt(variance), count)
@@ -83,8 +84,10 @@ def _correct_in_fold(
     Returns whether global model, neighbours and mixture are correct, bool (m, 3).
     """
     choice = choose_parameters(evidence.take(~in_fold), num_stored, settings)
-    held_out, count = evidence.take(in_fold), choice.num_neighbors
-    queries, prior = held_out.queries, choice.class_prior
+    held_out = evidence.take(in_fold)
+    count = choice.num_neighbors
+    queries = held_out.queries
+    prior = choice.class_prior
     log_weights = KERNELS[settings.kernel](
         held_out.squared_distances[:, :count],
         choice.kernel_scale,

@@ -136,7 +136,8 @@ def prepare(
     """
     _require_same_task(folder, model)
     with open_store(folder.store) as store:
-        offered, settings = Offered(folder), store.settings
+        offered = Offered(folder)
+        settings = store.settings
         plan = reading(
             lambda: _plan_update(store, model, offered, data, forget_vanished)
         )
@@ -206,7 +207,8 @@ def _decide(
     """
     # 1. Estimate the gain, and fall back to the global model on a loss.
     settings = model.card.memory
-    accuracy, gain = Accuracy(), Gain()
+    accuracy = Accuracy()
+    gain = Gain()
     ids = torch.from_numpy(store.contents().ids)
     if len(ids) > 1:
         positions = torch.arange(len(ids))
@@ -275,7 +277,8 @@ def _keep_model(folder: StateFolder, model: GlobalModel) -> None:
 def _serve(folder: StateFolder, serving: Serving) -> None:
     """Record what is served, and remove models that are no longer referred to."""
     with folder.committing():
-        before, previous = read_serving(folder.serving), None
+        before = read_serving(folder.serving)
+        previous = None
         if before is not None:
             is_same = before.model == serving.model
             previous = before.previous if is_same else before.model
@@ -293,7 +296,8 @@ def _serve(folder: StateFolder, serving: Serving) -> None:
 
 def _require_same_task(folder: StateFolder, model: GlobalModel) -> None:
     """Reject a model of other inputs, classes or features than the examples have."""
-    needed, stored = store_spec(model), read_identity(folder.store).spec
+    needed = store_spec(model)
+    stored = read_identity(folder.store).spec
     if needed != stored:
         shapes = [
             None if spec.input is None else spec.input.shape
@@ -349,7 +353,8 @@ def _plan_update(
     data: SiteData,
     forget_vanished: bool,
 ) -> _Plan:
-    changes, contents = find_changes(store, offered, data), store.contents()
+    changes = find_changes(store, offered, data)
+    contents = store.contents()
     names = store.external_ids(contents.ids)
     vanished = changes.vanished if forget_vanished else ()
     leaving = (*changes.tested, *changes.changed, *vanished)

@@ -187,11 +187,13 @@ class Limits:
 
     def objections(self) -> list[SafeReason]:
         """Return why this site rejects the experiment in any run."""
-        limits, experiment = self.client.limits, self.experiment
+        limits = self.client.limits
+        experiment = self.experiment
         reasons = []
         if limits.experiment not in (None, self.fingerprint):
             reasons.append(self._other(Code.OTHER_EXPERIMENT, limits.experiment))
-        method, model = experiment.method.name, experiment.model.name
+        method = experiment.method.name
+        model = experiment.model.name
         for name, allowed, known, code in (
             (method, limits.methods, METHODS, Code.METHOD_NOT_ALLOWED),
             (model, limits.models, MODELS, Code.MODEL_NOT_ALLOWED),
@@ -250,8 +252,10 @@ class Limits:
 
     def require_plan(self, num_train: int) -> None:
         """Reject a run, before it begins, that the limits would stop half-way."""
-        training, every = self.experiment.training, self.experiment.run.validate_every
-        reasons, needed = [], dict[Kind, int]()
+        training = self.experiment.training
+        every = self.experiment.run.validate_every
+        reasons = []
+        needed = dict[Kind, int]()
         if self.without_training(num_train) is None:
             reasons += self.objections_to_training(num_train)
             needed["training"] = math.ceil(training.num_rounds * training.participation)

@@ -99,4 +99,5 @@ class WaitLog:
         if self._has_logged_unreachable and self._unreachable_since is not None:
             seconds = time.monotonic() - self._unreachable_since
             _LOG.info("the server answers again, after %s", duration(seconds))
-        self._unreachable_since, self._has_logged_unreachable = None, False
+        self._unreachable_since = None
+        self._has_logged_unreachable = False

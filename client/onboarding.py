@@ -117,7 +117,8 @@ def refresh(
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     if not only_look:
         site_state.finish()
-    compared, serving = read_changes(settings, site_state), site_state.served()
+    compared = read_changes(settings, site_state)
+    serving = site_state.served()
     if compared is None or serving is None:
         raise SiteStateError(
             f"nothing is installed in {settings.state} yet; wait for the federation's "
@@ -147,7 +148,8 @@ def join(
     ``app`` is the installed ClientApp, ``MODULE:NAME``.
     """
     site_state = state_of(settings)
-    began, reminder = time.monotonic(), Reminder()
+    began = time.monotonic()
+    reminder = Reminder()
     if (serving := site_state.served()) is not None:
         return Onboarded(site_state, serving, was_served=True)
     with _running_node(settings, site_state, patience_s, app, verbose) as node:

@@ -206,7 +206,8 @@ class ClientRuntime:
         failures: dict[str, str] = {}
 
         def count_correct(client: str) -> int:
-            state, num_correct = self._load_state(client, rounds[client]), 0
+            state = self._load_state(client, rounds[client])
+            num_correct = 0
             # Hyper-parameters that are chosen on one half are tested on the other.
             pairs = zip(halves[client], reversed(halves[client]), strict=True)
             for number, (tuning_half, test_half) in enumerate(pairs):
@@ -267,7 +268,8 @@ class ClientRuntime:
         # 2. Test them.
         def report(client: str) -> evaluation.ClientResult:
             predictor, validation = prepared[client]
-            test, is_seen = tests[client], self.source.is_seen(client)
+            test = tests[client]
+            is_seen = self.source.is_seen(client)
             served = self.keep(Personalized(reference, predictor, is_seen)) or Served(
                 evaluation.predict(predictor, test),
                 evaluation.predict(predict_global, test),

@@ -47,7 +47,8 @@ GATEWAY = "the federation's gateway"  # what was expected where other software a
 _CONTROL = f"{flower.CONTROL}list-nodes"
 _CORRECT_SERVER = "correct `server`: it is `listen` of the server's settings"
 # A warning comes before Flower's own limits of clock differences are reached.
-_NOTABLE_AHEAD_S, _NOTABLE_BEHIND_S = 2.0, 60.0
+_NOTABLE_AHEAD_S = 2.0
+_NOTABLE_BEHIND_S = 60.0
 # OpenSSL's codes of problems of the certificate itself: not yet valid, expired, and
 # mismatches of the host name, e-mail or address.
 _NOT_OF_AUTHORITY = frozenset({9, 10, 62, 63, 64})
@@ -67,7 +68,8 @@ def server_checks(address: str, ca: Path | None) -> Iterator[Check]:
 
 class _ServerChecks:
     def __init__(self, address: str, with_tls: bool) -> None:
-        self.address, self._with_tls = parse_address(address), with_tls
+        self.address = parse_address(address)
+        self._with_tls = with_tls
 
     def check_connection(self) -> Finding:
         address = self.address

@@ -223,7 +223,8 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         problems.extend(_contradictions(parsed))
     if parsed is None or data is None or problems:
         raise ConfigError(problems, str(path))
-    base, tls = file.parent, parsed.service.tls
+    base = file.parent
+    tls = parsed.service.tls
     if tls is not None:
         tls = ServiceCertificate(base / tls.certificate, base / tls.key)
     absolute = {

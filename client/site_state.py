@@ -146,7 +146,8 @@ class SiteState:
 
 def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     """Reject data that was read for another task than the model's."""
-    read_for, learned = data.task, model.card.learned
+    read_for = data.task
+    learned = model.card.learned
     if read_for.feature_names != learned.feature_names:
         raise SiteStateError(
             "the data was read for the features "

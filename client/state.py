@@ -38,7 +38,8 @@ from knnper.reasons import Code, SafeReason
 # folder is checked when the store is opened.
 MAY_BE_LINKS = ("store", "cache", "flwr", "token")
 _NAME_DIGITS = 24  # of SHA-256: names themselves could reveal who was deleted
-_PENDING_SERVING, _PENDING_EXAMPLES = "serving.json", "examples.safetensors"
+_PENDING_SERVING = "serving.json"
+_PENDING_EXAMPLES = "examples.safetensors"
 _Identity = dict[str, str | None]
 _IDENTITY = TypeAdapter(_Identity)
 

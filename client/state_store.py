@@ -27,7 +27,8 @@ R = TypeVar("R")
 
 MOST_BYTES = 999_000_000  # of a state: SQLite takes rows of less than 10^9 bytes
 # Larger pages halve the time to write and read states of many pages.
-_LARGE_BYTES, _LARGE_PAGE_BYTES = 2**20, 2**16
+_LARGE_BYTES = 2**20
+_LARGE_PAGE_BYTES = 2**16
 _TABLE = """states (
     client TEXT NOT NULL,
     round INTEGER NOT NULL,
@@ -154,7 +155,8 @@ def _read_parts(content: bytes, client: str, server_round: int) -> Parts:
     if size > len(content):
         raise SafetensorError(f"its header would be {size} bytes long")
     metadata = parse_json(content[8 : 8 + size])["__metadata__"]
-    structure, tensors = metadata["structure"], load(content)
+    structure = metadata["structure"]
+    tensors = load(content)
     if metadata[_CHECKSUM] != _checksum(client, server_round, structure, tensors):
         raise ValueError("its checksum differs from what was written")
     return Parts(tensors, structure)

@@ -40,7 +40,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
-        self._app, self._tokens = app, tokens
+        self._app = app
+        self._tokens = tokens
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Forward a request to the application, or reject it."""

@@ -121,7 +121,8 @@ def _describe(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
         description=app.description,
         routes=app.routes,
     )
-    paths, schemas = document["paths"], document["components"]["schemas"]
+    paths = document["paths"]
+    schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     prediction: type[BaseModel] = inputs.PredictionRequest

@@ -171,7 +171,8 @@ class Info(Document):
 
 def predictions_of(prediction: Prediction, class_names: Sequence[str]) -> Predictions:
     """Build the document of the predictions for n inputs."""
-    vote, near = prediction.vote, prediction.vote.neighbors
+    vote = prediction.vote
+    near = prediction.vote.neighbors
     labels: list[int] = prediction.labels.tolist()
 
     def by_class(probabilities: Tensor | None) -> Sequence[ByClass]:

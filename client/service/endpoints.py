@@ -109,7 +109,8 @@ async def predict(
     All inputs of a request are answered from one state of model and store.
     """
     async with service.bodies.read(request) as body:
-        budget, current = Budget(service.limits), service.current
+        budget = Budget(service.limits)
+        current = service.current
 
         def work() -> str:
             reader = service.reader(served)
@@ -263,8 +264,11 @@ async def info(
     """Describe the model that is served, and the token's scopes."""
 
     def describe() -> str:
-        reader, serving, store = service.reader(served), served.serving, served.store
-        contents, names = store.contents(), reader.class_names
+        reader = service.reader(served)
+        serving = served.serving
+        store = served.store
+        contents = store.contents()
+        names = reader.class_names
         counts = np.bincount(contents.labels, minlength=len(names)).tolist()
         info = Info(
             client=service.client_name,

@@ -64,7 +64,8 @@ class RequestError(KnnPerError):
         self, status: int, message: str, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.headers = status, headers or {}
+        self.status = status
+        self.headers = headers or {}
 
 
 def error_response(

@@ -25,9 +25,11 @@ _MODES = {1: "L", 3: "RGB"}  # Pillow's, by number of channels
 # A progressive JPEG has about ten scans, and each goes over all pixels. An empty
 # scan takes few bytes, so a small file can hold thousands: every 16 count as decoding
 # the image once more.
-_SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
+_SCAN = b"\xff\xda"
+_SCANS_PER_PASS = 16
 # Pillow joins the segments of a JPEG's Exif data in quadratic time. Cameras write one.
-_EXIF, _MAX_EXIF = b"Exif\0\0", 16
+_EXIF = b"Exif\0\0"
+_MAX_EXIF = 16
 
 # What Pillow's decoders raise for damaged files.
 _IMAGE_ERRORS = (OSError, SyntaxError, ValueError, OverflowError, EOFError)

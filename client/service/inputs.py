@@ -40,7 +40,9 @@ from knnper.data.dividing import clean_name
 from knnper.data.examples import TEXTS, InputSpec
 from knnper.datastore.examples import Selection
 
-JSON, NPY, FORM = "application/json", "application/x-npy", "multipart/form-data"
+JSON = "application/json"
+NPY = "application/x-npy"
+FORM = "multipart/form-data"
 PICTURES = ("image/png", "image/jpeg")
 MAX_SELECTED = 10_000  # ids, names or labels of one deletion
 LATEST = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
@@ -135,12 +137,15 @@ class Reader:
         limits: RequestLimits,
         feature_names: tuple[str, ...] = (),
     ) -> None:
-        self.spec, self.class_names, self._limits = spec, class_names, limits
+        self.spec = spec
+        self.class_names = class_names
+        self._limits = limits
         self.feature_names = feature_names if spec.dtype == "float32" else ()
         self._feature_set = frozenset(self.feature_names)
         self.takes_pictures = is_picture(spec)
         self.takes_text = spec.dtype == "token" and spec.num_classes == NUM_TOKENS
-        input_type, label_type = self._input_type(), self._label_type()
+        input_type = self._input_type()
+        label_type = self._label_type()
         example = create_model(
             "Example",
             __base__=Example,
@@ -281,7 +286,8 @@ class Reader:
         raise _unsupported(media_type, *self.media_types)
 
     def _join(self, parts: Sequence[NDArray[Any]]) -> Tensor:
-        count, limit = sum(map(len, parts)), self._limits.max_inputs
+        count = sum(map(len, parts))
+        limit = self._limits.max_inputs
         if not 1 <= count <= limit:
             raise RequestError(
                 422, f"expected 1 to {limit} inputs in a request, found {count}"

@@ -25,7 +25,8 @@ class Metrics:
     """Counters of requests, and gauges of the model that is served."""
 
     def __init__(self, current: Current) -> None:
-        self._current, self._registry = current, CollectorRegistry()
+        self._current = current
+        self._registry = CollectorRegistry()
         counter = functools.partial(Counter, registry=self._registry)
         labels = ("method", "path", "status")
         self._requests = counter(
@@ -87,14 +88,16 @@ class Metered:
     """Middleware that counts requests and measures their time."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+        self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, and count it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        began = time.perf_counter()
+        status = 500
 
         async def send_and_record(message: Message) -> None:
             nonlocal status

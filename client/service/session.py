@@ -29,7 +29,8 @@ class Current:
     """
 
     def __init__(self, open_served: Callable[[], ServedModel], poll_s: float) -> None:
-        self._open, self._poll_s = open_served, poll_s
+        self._open = open_served
+        self._poll_s = poll_s
         self._served: ServedModel | None = None
         self.problem = "the service has just been started"
         self._stopping = threading.Event()
@@ -76,13 +77,15 @@ class Current:
             self._try_renew()
 
     def _try_renew(self) -> None:
-        problem, trace = "", None
+        problem = ""
+        trace = None
         try:
             self._renew()
         except KnnPerError as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 (such as a full disk, which may pass)
-            problem, trace = f"{type(error).__name__}: {error}", error
+            problem = f"{type(error).__name__}: {error}"
+            trace = error
         if problem and problem != self.problem:
             _LOG.warning("%s; tried again", problem, exc_info=trace)
         self.problem = problem

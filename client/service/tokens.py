@@ -152,7 +152,8 @@ class Tokens:
         """Return the bearer of the token in an ``Authorization`` header, if known."""
         self._follow_file()
         scheme, _, secret = header.partition(" ")
-        digest, caller = _digest(secret.strip()), None
+        digest = _digest(secret.strip())
+        caller = None
         # All tokens are compared, each in constant time: the time of an answer does not
         # depend on how much of a token is right.
         for token in self._tokens:
@@ -167,7 +168,8 @@ class Tokens:
             version = (status.st_ino, status.st_size, status.st_mtime_ns)
         if version == self._version:
             return
-        self._version, self._tokens = version, (self._owner,)
+        self._version = version
+        self._tokens = (self._owner,)
         try:
             self._tokens = (self._owner, *read_tokens(self._path.parent))
         except RunError as error:
