@@ -45,17 +45,19 @@ def _problems(folder: Path, text: str) -> dict[str, str]:
 def test_paths_are_relative_to_the_file_and_overrides_come_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = read_client(_file(tmp_path, WHOLE))
-    assert (found.name, found.data.name) == ("site-a", "image_folder")
-    assert found.tls == ServerTrust(tmp_path / "ca.crt")
-    assert found.key == tmp_path / "keys/site-a.key"
-    assert (found.state, found.base) == (Path("/var/lib/knnper"), tmp_path)
-    assert (found.train, found.share_metrics) == (False, True)
-    own = ServiceCertificate(tmp_path / "a.crt", tmp_path / "a.key")
-    assert found.service.tls == own
+    settings = read_client(_file(tmp_path, WHOLE))
+    assert (settings.name, settings.data.name) == ("site-a", "image_folder")
+    assert settings.tls == ServerTrust(tmp_path / "ca.crt")
+    assert settings.key == tmp_path / "keys/site-a.key"
+    assert (settings.state, settings.base) == (Path("/var/lib/knnper"), tmp_path)
+    assert (settings.train, settings.share_metrics) == (False, True)
+    certificate = ServiceCertificate(tmp_path / "a.crt", tmp_path / "a.key")
+    assert settings.service.tls == certificate
     monkeypatch.chdir(tmp_path)
     assert read_client(Path("client.yaml")).file == tmp_path / "client.yaml"
-    changed = read_client(found.file, ["train=true", "service.port=0", "data.path=x"])
+    changed = read_client(
+        settings.file, ["train=true", "service.port=0", "data.path=x"]
+    )
     assert (changed.train, changed.service.port) == (True, 0)
 
 
@@ -109,7 +111,7 @@ def test_wrong_limits_are_told_together(tmp_path: Path) -> None:
     )
     problems = _problems(tmp_path, WHOLE + text)
     wrong = "methods.0 models.0 experiment days min_exampels min_steps"
-    assert set(problems) == {f"limits.{one}" for one in wrong.split()}
+    assert set(problems) == {f"limits.{limit}" for limit in wrong.split()}
     assert "did you mean 'knn_per'?" in problems["limits.methods.0"]
     assert "did you mean 'mlp'?" in problems["limits.models.0"]
     assert "did you mean 'min_examples'?" in problems["limits.min_exampels"]
@@ -118,23 +120,23 @@ def test_wrong_limits_are_told_together(tmp_path: Path) -> None:
 def test_a_new_client_has_the_defaults_before_its_eyes(tmp_path: Path) -> None:
     text = client_yaml("site-a", Address("h", 1), insecure=True)
     shown = yaml.safe_load(text)["limits"]
-    assert shown.keys() == {one.name for one in fields(LimitSettings)}
+    assert shown.keys() == {setting.name for setting in fields(LimitSettings)}
     assert read_client(_file(tmp_path, text)).limits == LimitSettings()
 
 
 def test_little_is_needed(tmp_path: Path) -> None:
-    found = read_client(_file(tmp_path, LITTLE + "insecure: true"))
-    assert found.state == tmp_path / "state"
-    assert found.service == ServiceSettings()
-    assert (found.tls, found.key, found.insecure) == (None, None, True)
+    settings = read_client(_file(tmp_path, LITTLE + "insecure: true"))
+    assert settings.state == tmp_path / "state"
+    assert settings.service == ServiceSettings()
+    assert (settings.tls, settings.key, settings.insecure) == (None, None, True)
 
 
 def test_limits_are_safe_where_none_are_given(tmp_path: Path) -> None:
     assert read_client(_file(tmp_path, WHOLE)).limits == LimitSettings()
     text = WHOLE + "limits: {methods: [fedavg], training_rounds: null, days: null}\n"
-    found = read_client(_file(tmp_path, text)).limits
-    assert (found.methods, found.training_rounds) == (("fedavg",), None)
-    assert found.min_examples == LimitSettings.min_examples > 1
+    limits = read_client(_file(tmp_path, text)).limits
+    assert (limits.methods, limits.training_rounds) == (("fedavg",), None)
+    assert limits.min_examples == LimitSettings.min_examples > 1
 
 
 def test_what_an_experiment_may_use_of_the_sites_own(tmp_path: Path) -> None:
@@ -143,5 +145,7 @@ def test_what_an_experiment_may_use_of_the_sites_own(tmp_path: Path) -> None:
     door = read_client(_file(tmp_path, text)).door
     assert door == Door(tmp_path / "code", ("m:Net",), {"a": tmp_path / "w/a.pt"})
     assert read_client(_file(tmp_path, f"{LITTLE}insecure: true")).door == CLOSED
-    told = _problems(tmp_path, f"{LITTLE}insecure: true\nown_code: {{allowed: [Net]}}")
-    assert "expected text that matches" in told["own_code.allowed.0"]
+    problems = _problems(
+        tmp_path, f"{LITTLE}insecure: true\nown_code: {{allowed: [Net]}}"
+    )
+    assert "expected text that matches" in problems["own_code.allowed.0"]

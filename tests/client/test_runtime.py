@@ -118,8 +118,10 @@ def runtime(
 ) -> tuple[ClientRuntime, Source, ClientStateStore]:
     method = Counting([] if sizes is None else sizes)
     source, states = Source(), ClientStateStore(folder)
-    made = ClientRuntime(method, SPEC, source, states, RandomKey(0), EmbeddingPool())
-    return made, source, states
+    client_runtime = ClientRuntime(
+        method, SPEC, source, states, RandomKey(0), EmbeddingPool()
+    )
+    return client_runtime, source, states
 
 
 def state(value: float) -> ModelState:
@@ -134,9 +136,9 @@ def value_of(states: ClientStateStore, client: str, after_round: int) -> float |
 def test_a_client_remembers_between_rounds(tmp_path: Path) -> None:
     client, source, states = runtime(tmp_path)
     for server_round in (1, 2):
-        one = ModelPayload(torch.ones(1))
+        payload = ModelPayload(torch.ones(1))
         update = client.train(
-            TrainingRequest("seen", one, server_round, server_round - 1, [0])
+            TrainingRequest("seen", payload, server_round, server_round - 1, [0])
         )
         assert update.weights.tolist() == [2.0]
     assert [value_of(states, "seen", r) for r in (0, 1, 2)] == [None, 1.0, 2.0]
@@ -157,8 +159,8 @@ def test_the_test_split_is_read_once(tmp_path: Path) -> None:
     payload = ModelPayload(torch.ones(1))
     (result,) = client.personalize(["seen"], payload, payload, [2]).results
     assert source.num_test_reads == 1
-    found = (result.personal, result.reference, result.validation)
-    assert [one.accuracy for one in found] == [1.0, 0.0, 0.0]
+    evaluations = (result.personal, result.reference, result.validation)
+    assert [evaluation.accuracy for evaluation in evaluations] == [1.0, 0.0, 0.0]
     assert (result.seen, result.num_train, result.num_validation) == (True, 2, 1)
     assert result.chosen == {"label": 1.0}
 
@@ -166,9 +168,9 @@ def test_the_test_split_is_read_once(tmp_path: Path) -> None:
 def test_validation_uses_the_unpersonalised_model(tmp_path: Path) -> None:
     sizes: list[int] = []
     client, source, _ = runtime(tmp_path, sizes)
-    found = client.validate(["unseen", "seen"], ModelPayload(torch.ones(1)))
-    assert (found.reference.num_examples, found.reference.num_correct) == (2, 0)
-    assert found.num_personal == 0
+    validated = client.validate(["unseen", "seen"], ModelPayload(torch.ones(1)))
+    assert (validated.reference.num_examples, validated.reference.num_correct) == (2, 0)
+    assert validated.num_personal == 0
     assert sizes == [1, 1], "a batch has rows of one client"
     assert source.num_test_reads == 0
 
@@ -206,12 +208,14 @@ def test_a_personalised_model_is_asked_what_nothing_was_chosen_on(
     tmp_path: Path,
 ) -> None:
     method, states = Remembering(), ClientStateStore(tmp_path)
-    made = (method, SPEC, Halves(), states, RandomKey(0), EmbeddingPool())
-    client, one = ClientRuntime(*made), ModelPayload(torch.ones(1))
+    arguments = (method, SPEC, Halves(), states, RandomKey(0), EmbeddingPool())
+    client, payload = ClientRuntime(*arguments), ModelPayload(torch.ones(1))
     states.save("00101", 4, state(7.0), [0])
     before = [path.read_bytes() for path in tmp_path.glob("*.sqlite")]
-    asked = ["00101", "1", ""]
-    found = client.validate(asked, one, ModelPayload(torch.zeros(1)), 5, [4, 0, 0])
+    clients = ["00101", "1", ""]
+    validated = client.validate(
+        clients, payload, ModelPayload(torch.zeros(1)), 5, [4, 0, 0]
+    )
     # The unpersonalised model first; then 0, 1, 1 is told and 0, 0 asked, and so on.
     assert method.given == [
         ([], None),
@@ -219,11 +223,11 @@ def test_a_personalised_model_is_asked_what_nothing_was_chosen_on(
         ([], None),
     ]
     # 1 is wrong on 0, 0; 0 is right on one of 0, 1, 1; without any it is 1.
-    assert (found.num_personal, found.num_personal_correct) == (6, 0 + 1 + 1)
-    assert (found.reference.num_examples, found.failures) == (6, {})
+    assert (validated.num_personal, validated.num_personal_correct) == (6, 0 + 1 + 1)
+    assert (validated.reference.num_examples, validated.failures) == (6, {})
     assert [path.read_bytes() for path in tmp_path.glob("*.sqlite")] == before
     fast = ModelPayload(-torch.ones(1))
-    failing = client.validate(["0011", "1"], fast, one, 5, [0, 0])
+    failing = client.validate(["0011", "1"], fast, payload, 5, [0, 0])
     assert failing.failures == {"0011": "too fast"}
     assert (failing.num_personal, failing.num_personal_correct) == (1, 1)
     assert failing.reference.num_examples == 5
@@ -258,8 +262,8 @@ def trained(worker: ClientRuntime, clients: list[str], rounds: list[int]) -> Rec
 @pytest.mark.usefixtures("inside_a_run")
 def test_clients_of_one_task_are_trained_as_if_alone(tmp_path: Path) -> None:
     together, _, states = runtime(tmp_path / "together")
-    alone, _, own = runtime(tmp_path / "alone")
-    for store in (states, own):
+    alone, _, states_alone = runtime(tmp_path / "alone")
+    for store in (states, states_alone):
         for client, value in (("a", 1), ("b", 5), ("c", 7)):
             store.save(client, 1, state(value), [1])
     # The state of b is damaged: that is its own failure, and nobody else's.
@@ -274,16 +278,16 @@ def test_clients_of_one_task_are_trained_as_if_alone(tmp_path: Path) -> None:
     assert "the state of client 'b'" in str(content.config_records[FAILURES]["1"])
     sent = packed_of(content, TOGETHER)
     assert sent is not None
-    found = unpack_together(sent, IN_MESSAGE)
-    assert list(found) == [0, 2]
+    unpacked = unpack_together(sent, IN_MESSAGE)
+    assert list(unpacked) == [0, 2]
     for number, client, after in ((0, "a", 1), (2, "c", 0)):
         expected = packed_of(trained(alone, [client], [after]), reply_name(0))
         assert expected is not None
-        one = unflatten(ModelUpdate, found[number])
+        update = unflatten(ModelUpdate, unpacked[number])
         other = unpack(ModelUpdate, expected)
-        assert one.num_examples == other.num_examples
-        assert torch.equal(one.weights, other.weights)
-        assert value_of(states, client, 2) == value_of(own, client, 2)
+        assert update.num_examples == other.num_examples
+        assert torch.equal(update.weights, other.weights)
+        assert value_of(states, client, 2) == value_of(states_alone, client, 2)
 
 
 @pytest.mark.usefixtures("inside_a_run")

@@ -30,8 +30,8 @@ def state(value: float, size: int = 2) -> ModelState:
 
 
 def value_of(store: ClientStateStore, client: str, after_round: int) -> float | None:
-    found = store.load(ModelState, client, after_round)
-    return None if found is None else float(found.weights[0])
+    loaded = store.load(ModelState, client, after_round)
+    return None if loaded is None else float(loaded.weights[0])
 
 
 def databases(folder: Path) -> list[Path]:
@@ -40,12 +40,12 @@ def databases(folder: Path) -> list[Path]:
 
 def kept(folder: Path, client: str) -> list[int]:
     """Return the rounds of which there is a state."""
-    found: list[int] = []
+    rounds: list[int] = []
     for path in databases(folder):
         with contextlib.closing(sqlite3.connect(path)) as connection:
             query = "SELECT round FROM states WHERE client = ?"
-            found += [number for (number,) in connection.execute(query, (client,))]
-    return sorted(found)
+            rounds += [number for (number,) in connection.execute(query, (client,))]
+    return sorted(rounds)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def store(tmp_path: Path) -> ClientStateStore:
 def test_a_round_sees_only_what_was_before_it(store: ClientStateStore) -> None:
     for client, number in (("0001", 2), ("0001", 5), ("0002", 3)):
         store.save(client, number, state(number), keep=[0])
-    found = [value_of(store, "0001", number) for number in (5, 4, 2, 1)]
-    assert found == [5, 2, 2, None]
+    values = [value_of(store, "0001", number) for number in (5, 4, 2, 1)]
+    assert values == [5, 2, 2, None]
     store.save("0001", 5, state(6), keep=[0])
     assert value_of(store, "0001", 5) == 6, "a repeated round replaces its state"
 
@@ -100,7 +100,10 @@ class InMemory:
     def save(self, server_round: int, value: float, keep: Collection[int]) -> None:
         self.own[server_round] = value
         latest = max(keep, default=0)
-        needed = {max((r for r in self.own if r <= one), default=0) for one in keep}
+        needed = {
+            max((r for r in self.own if r <= wanted_round), default=0)
+            for wanted_round in keep
+        }
         for number in list(self.own):
             if number <= latest and number not in needed:
                 del self.own[number]
@@ -126,14 +129,14 @@ def test_it_does_what_dictionaries_do(
     folder = tmp_path_factory.mktemp("states")
     expected: dict[str, InMemory] = {}
     for number, (kind, client, server_round, keep) in enumerate(steps):
-        own = expected.setdefault(client, InMemory())
+        memory = expected.setdefault(client, InMemory())
         store = ClientStateStore(folder)  # nothing is kept in memory
         if kind == "save":
             store.save(client, server_round, state(number), keep)
-            own.save(server_round, number, keep)
+            memory.save(server_round, number, keep)
         else:
-            assert value_of(store, client, server_round) == own.load(server_round)
-        assert kept(folder, client) == sorted(own.own)
+            assert value_of(store, client, server_round) == memory.load(server_round)
+        assert kept(folder, client) == sorted(memory.own)
     shutil.rmtree(folder)
 
 
@@ -141,10 +144,10 @@ def test_it_does_what_dictionaries_do(
 def test_the_bits_come_back(store: ClientStateStore, size: int) -> None:
     written = ModelState(torch.randn(size, generator=torch.Generator().manual_seed(1)))
     store.save("0001", 1, written, keep=[0])
-    found = store.load(ModelState, "0001", 1)
-    assert found is not None
-    assert found.weights.shape == (size,)
-    assert found.weights.numpy().tobytes() == written.weights.numpy().tobytes()
+    loaded = store.load(ModelState, "0001", 1)
+    assert loaded is not None
+    assert loaded.weights.shape == (size,)
+    assert loaded.weights.numpy().tobytes() == written.weights.numpy().tobytes()
 
 
 def test_many_clients_are_few_files(store: ClientStateStore, tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_many_clients_are_few_files(store: ClientStateStore, tmp_path: Path) -> 
     files = [path.name for path in tmp_path.iterdir()]
     assert len(files) <= 2 * 256
     assert {path.rpartition(".")[2] for path in files} == {"sqlite", "sqlite-journal"}
-    assert [value_of(store, f"{one:04d}", 1) for one in (0, 567)] == [0.0, 567.0]
+    assert [value_of(store, f"{number:04d}", 1) for number in (0, 567)] == [0.0, 567.0]
 
 
 @pytest.mark.parametrize("size", [100, 2**19])
@@ -162,8 +165,8 @@ def test_the_room_of_earlier_rounds_is_used_again(
 ) -> None:
     sizes = []
     for server_round in range(1, 31):
-        one = state(server_round, size)
-        store.save("0001", server_round, one, keep=[max(server_round - 2, 0)])
+        client_state = state(server_round, size)
+        store.save("0001", server_round, client_state, keep=[max(server_round - 2, 0)])
         sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
     assert sizes[-1] == sizes[9]
     # The three that are needed, one that is written meanwhile, pages of its own.
@@ -213,9 +216,9 @@ def test_flipped_byte_in_a_state_is_noticed_or_harmless(
             with connection:
                 connection.execute("UPDATE states SET state = ?", (bytes(flipped),))
             with contextlib.suppress(CheckpointError):
-                found = store.load(ModelState, "0001", 3)
-                assert found is not None
-                assert found.weights.tolist() == [1.25] * 5, place
+                loaded = store.load(ModelState, "0001", 3)
+                assert loaded is not None
+                assert loaded.weights.tolist() == [1.25] * 5, place
         with connection:
             connection.execute("UPDATE states SET state = ?, round = 2", (content,))
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -260,17 +263,17 @@ def working(
     folder: Path, clients: Sequence[str], size: int
 ) -> Iterator[tuple[Sequence[Connection], list[int]]]:
     """Let a process for each client work; kill them all, and say how far they were."""
-    made = [forked(work, folder, client, size) for client in clients]
-    told: list[int] = []
+    children = [forked(work, folder, client, size) for client in clients]
+    last_rounds: list[int] = []
     try:
-        yield [pipe for _, pipe in made], told
+        yield [pipe for _, pipe in children], last_rounds
     finally:
-        for child, _ in made:
+        for child, _ in children:
             assert child.exitcode is None, "a worker failed before it was killed"
             os.kill(child.pid or 0, signal.SIGKILL)
-        for child, pipe in made:
+        for child, pipe in children:
             child.join()
-            told.append(last_word(pipe, 0))
+            last_rounds.append(last_word(pipe, 0))
             pipe.close()
 
 
@@ -283,15 +286,15 @@ def test_a_kill_at_any_time_leaves_whole_states(tmp_path: Path, kind: str) -> No
     clients, size, waits = ("0", "26", "369"), SIZES[kind], np.random.default_rng(0)
     held = dict.fromkeys(clients, 0)
     for _ in range(12):
-        with working(tmp_path, clients, size) as (pipes, told):
+        with working(tmp_path, clients, size) as (pipes, last_rounds):
             for pipe in pipes[: int(waits.integers(4))]:
                 assert pipe.poll(60)
             time.sleep(waits.uniform(0, 0.05))
         assert len(databases(tmp_path)) <= 1
         store = ClientStateStore(tmp_path)
-        for client, last in zip(clients, told, strict=True):
-            found = store.load(ModelState, client, 10**9)
-            weights = torch.zeros(size) if found is None else found.weights
+        for client, last in zip(clients, last_rounds, strict=True):
+            loaded = store.load(ModelState, client, 10**9)
+            weights = torch.zeros(size) if loaded is None else loaded.weights
             assert torch.equal(weights, torch.full((size,), float(weights[0])))
             # What was acknowledged, or what was just being written.
             acknowledged = max(held[client], last)

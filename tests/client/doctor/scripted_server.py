@@ -136,7 +136,7 @@ def client(folder: Path, server: str = "127.0.0.1:1", tls: bool = False) -> Path
 def look(file: Path, subject: str, *changes: str) -> Finding:
     """Return what the check of a client finds."""
     checks = client_checks(read_client(file, changes))
-    return {one.subject: one.look for one in checks}[subject]()
+    return {check.subject: check.look for check in checks}[subject]()
 
 
 def told(finding: Finding, verdict: Verdict, found: str = "", mend: str = "") -> None:

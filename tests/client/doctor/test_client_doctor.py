@@ -81,8 +81,8 @@ def free_port() -> str:
 def test_no_data(file: Path, exists: bool) -> None:
     if exists:
         (file.parent / "data").mkdir()
-    found = "no examples" if exists else "does not exist"
-    told(look(file, "data"), PROBLEM, found, f"knnper site check {file}")
+    state = "no examples" if exists else "does not exist"
+    told(look(file, "data"), PROBLEM, state, f"knnper site check {file}")
 
 
 def test_who_has_the_services_port(file: Path, free_port: str) -> None:
@@ -123,7 +123,9 @@ def test_a_folder_that_is_nobodys_yet(file: Path, folder: Path) -> None:
 def test_the_folder_of_another_client_or_key(file: Path, folder: Path) -> None:
     def owner(file: Path) -> Finding:
         checks = client_checks(read_client(file))
-        return examine([one for one in checks if one.subject == "folder"])[0].finding
+        return examine([check for check in checks if check.subject == "folder"])[
+            0
+        ].finding
 
     SiteState(folder, "site-b")
     mend = "give every client a `state` folder of its own"
@@ -173,8 +175,8 @@ def test_the_served_model_is_missing_damaged_or_another(
     folder.rename(site_state.folder.path / "elsewhere")
     told(kept(file), PROBLEM, "not in", "knnper site onboard --model FOLDER")
     save_model(folder, other)
-    found = f"found {other.fingerprint[:12]}"
-    for words in (f"expected the model {MODEL.fingerprint[:12]}", found):
+    fingerprint_text = f"found {other.fingerprint[:12]}"
+    for words in (f"expected the model {MODEL.fingerprint[:12]}", fingerprint_text):
         told(kept(file), PROBLEM, words)
 
 
@@ -230,7 +232,7 @@ def asked(
 
 
 @pytest.mark.parametrize(
-    ("error", "found", "mend"),
+    ("error", "cause", "mend"),
     [
         (ConnectionRefusedError(), "nothing listens at", "start the server there"),
         (TimeoutError("timed out"), "", "let TCP port 1 through the firewalls"),
@@ -241,14 +243,14 @@ def test_no_way_to_the_server(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     error: OSError,
-    found: str,
+    cause: str,
     mend: str,
 ) -> None:
     def fail(*args: object) -> socket.socket:
         raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    told(look(client(tmp_path), "server"), PROBLEM, found, mend)
+    told(look(client(tmp_path), "server"), PROBLEM, cause, mend)
 
 
 def signed(host: str = "127.0.0.1", days: int = 100) -> CertifiedKey:
@@ -313,8 +315,8 @@ def test_clocks(
     finding = asked(tmp_path, "clock", Script(ahead_s=server_ahead_s))
     told(finding, verdict, direction, "NTP")
     # The server tells whole seconds.
-    found = finding.found.split(" clock is ")[1].split(" s ")[0]
-    assert abs(float(found) - abs(server_ahead_s)) <= 0.75
+    clock_error = finding.found.split(" clock is ")[1].split(" s ")[0]
+    assert abs(float(clock_error) - abs(server_ahead_s)) <= 0.75
 
 
 def test_another_authority_and_all_that_is_wrong(tmp_path: Path) -> None:
@@ -384,7 +386,7 @@ def test_a_key_that_is_none(key: Path, content: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "verdict", "found", "mend"),
+    ("status", "body", "verdict", "cause", "mend"),
     [
         (412, UNKNOWN, PROBLEM, "is not registered", "send site-a.key.pub"),
         (400, standing("site-a", None), OK, "registered as site-a", ""),
@@ -398,9 +400,9 @@ def test_a_key_that_is_none(key: Path, content: str | None) -> None:
     ],
 )
 def test_what_the_server_says_of_a_key(
-    key: Path, status: int, body: object, verdict: Verdict, found: str, mend: str
+    key: Path, status: int, body: object, verdict: Verdict, cause: str, mend: str
 ) -> None:
-    told(registered(key, status, body), verdict, found, mend)
+    told(registered(key, status, body), verdict, cause, mend)
 
 
 def test_the_own_node_is_no_second_one(key: Path) -> None:

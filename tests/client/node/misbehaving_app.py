@@ -41,8 +41,8 @@ def _compute() -> str:
     torch.ones(512, 512) @ torch.ones(512, 512)
     index = faiss.IndexFlatL2(4)
     index.add(np.eye(4, dtype=np.float32))
-    _, found = index.search(np.eye(4, dtype=np.float32), 1)
-    return str(found[:, 0].tolist())
+    _, ids = index.search(np.eye(4, dtype=np.float32), 1)
+    return str(ids[:, 0].tolist())
 
 
 def _say_when() -> str:

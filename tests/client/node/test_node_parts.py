@@ -139,9 +139,13 @@ def test_flowers_own_routine_is_said_only_on_request(verbose: bool) -> None:
         check=True,
     )
     lines = done.stderr.partition("- - begin\n")[2].splitlines()
-    said = [line.split(" ", 2)[2] for line in lines]
+    messages = [line.split(" ", 2)[2] for line in lines]
     routine = ["INFO Receiving: train message"] if verbose else []
-    assert said == [*routine, "ERROR Failed to receive", "INFO the model is installed"]
+    assert messages == [
+        *routine,
+        "ERROR Failed to receive",
+        "INFO the model is installed",
+    ]
 
 
 HEAD = """
@@ -161,14 +165,14 @@ with whole.ends('the job'):
 """
 
 
-@pytest.mark.parametrize(("code", "said"), [(SLEEP, "-1 s"), (PARTS, "")])
-def test_the_process_ends_and_says_why(code: str, said: str) -> None:
+@pytest.mark.parametrize(("code", "message"), [(SLEEP, "-1 s"), (PARTS, "")])
+def test_the_process_ends_and_says_why(code: str, message: str) -> None:
     command = [sys.executable, "-c", HEAD + code]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=20, check=False
     )
     assert done.returncode == DEADLINE_PASSED
-    assert f"the job was not done within {said}" in done.stderr
+    assert f"the job was not done within {message}" in done.stderr
 
 
 def test_what_is_done_in_time_lives_on() -> None:
@@ -216,7 +220,7 @@ def test_the_same_reason_is_said_ever_more_seldom(
         before, now = len(caplog.records), clock.now
         policy.wait(NotAcceptedError())
         said_at += [round(now)] * (len(caplog.records) - before)
-    pauses = [after - one for one, after in itertools.pairwise(said_at)]
+    pauses = [after - before for before, after in itertools.pairwise(said_at)]
     assert said_at[0] == 0
     assert [round(pause / 60) for pause in pauses] == [1, 2, 4, 8]
 
@@ -227,15 +231,15 @@ def test_another_reason_is_said_at_once(
     policy = RetryPolicy(None)
     for reason in ("nothing answers", "nothing answers", "not registered"):
         policy.wait(Refusal(reason))
-    said = [record.getMessage().partition(". ")[0] for record in caplog.records]
-    assert said == ["nothing answers", "not registered"]
+    messages = [record.getMessage().partition(". ")[0] for record in caplog.records]
+    assert messages == ["nothing answers", "not registered"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
 def test_a_node_says_what_it_waits_for_ever_more_rarely(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    progress, said = WaitLog("server:8443"), []
+    progress, messages = WaitLog("server:8443"), []
 
     def idle_for(seconds: float) -> None:
         began = clock.now
@@ -243,18 +247,18 @@ def test_a_node_says_what_it_waits_for_ever_more_rarely(
             with caplog.at_level(logging.INFO):
                 progress.idle(clock.now - began)
             clock.now += 1
-        said.append([record.getMessage() for record in caplog.records])
+        messages.append([record.getMessage() for record in caplog.records])
         caplog.clear()
 
     idle_for(1000)
     progress.received("train", "3")
     idle_for(70)
-    assert [line.partition(":")[0] for line in said[0]] == [
+    assert [line.partition(":")[0] for line in messages[0]] == [
         f"waiting for work, {time}"
         for time in ("60 s", "2 min", "4 min", "8 min", "16 min")
     ]
-    assert "no run has asked this client for anything yet" in said[0][0]
-    (line,) = said[1]
+    assert "no run has asked this client for anything yet" in messages[0][0]
+    (line,) = messages[1]
     assert "the update of round 3 is sent" in line
 
 
@@ -308,8 +312,11 @@ def test_nobody_there_or_whoever_hangs_up_is_worth_another_try(tmp_path: Path) -
     with saying(b"") as address:
         assert not refusal(address, written(tmp_path, AUTHORITY, "ca")[0]).lasting
         assert not refusal(address, None).lasting
-    gone = refusal(address, None)
-    assert ("nothing listens at" in str(gone), gone.lasting) == (True, False)
+    unreachable = refusal(address, None)
+    assert ("nothing listens at" in str(unreachable), unreachable.lasting) == (
+        True,
+        False,
+    )
     nowhere = str(refusal("no-such-host.invalid:1", None))
     assert "no-such-host.invalid cannot be resolved" in nowhere
     assert "correct `server`" in nowhere
@@ -324,6 +331,6 @@ def test_what_trying_again_would_not_mend(
 ) -> None:
     files = None if serves is None else written(tmp_path, serves, "server")
     with answering(Script(), files) as address:
-        found = refusal(address, written(tmp_path, trusts, "ca")[0])
-    assert words in str(found)
-    assert found.lasting
+        reason = refusal(address, written(tmp_path, trusts, "ca")[0])
+    assert words in str(reason)
+    assert reason.lasting

@@ -59,8 +59,8 @@ def main(grid, context):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(tmp_path_factory.mktemp("real"), ("site-a",)) as one:
-        yield one
+    with running_server(tmp_path_factory.mktemp("real"), ("site-a",)) as opened:
+        yield opened
 
 
 def started(server: RunningServer, config: Path, *arguments: str) -> Running:
@@ -92,8 +92,8 @@ def test_the_code_of_a_run_is_run_only_when_allowed(
     (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
     client = started(server, config, *arguments)
     client.wait_for(ready)
-    told = ("--stream", "--run-config", f'output="{output}"')
-    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *told]
+    options = ("--stream", "--run-config", f'output="{output}"')
+    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *options]
     home = {"FLWR_HOME": str(server.settings.flower_home)}
     run = server.commands.start("run", words, home)
     assert run.wait() == 0, run.written
@@ -137,8 +137,8 @@ def test_a_node_that_was_idle_begins_within_a_second(
     (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
     client = started(server, server.folder.client("site-a") / "client.yaml")
     client.wait_for(IN)
-    told = ("--stream", "--run-config", f'output="{output}"')
-    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *told]
+    options = ("--stream", "--run-config", f'output="{output}"')
+    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *options]
     home = {"FLWR_HOME": str(server.settings.flower_home)}
     run = server.commands.start("run", words, home)
     assert run.wait() == 0, run.written

@@ -39,9 +39,9 @@ class BareNode:
         self.state = state
         self.runner = runner
 
-    def ask(self, what: str) -> Message:
+    def ask(self, command: str) -> Message:
         """Return the reply to a message that tells the app what to do."""
-        self.send(what)
+        self.send(command)
         end = time.monotonic() + FAR_TOO_LONG_S
         while time.monotonic() < end:
             self.runner.wake()
@@ -49,14 +49,14 @@ class BareNode:
             if replies:
                 return self._with_content(replies[0])
             time.sleep(0.01)
-        raise TimeoutError(f"no reply to {what!r}")
+        raise TimeoutError(f"no reply to {command!r}")
 
-    def answer(self, what: str) -> str:
+    def answer(self, command: str) -> str:
         """Return what the app answers."""
-        return str(self.ask(what).content.config_records["answer"]["is"])
+        return str(self.ask(command).content.config_records["answer"]["is"])
 
-    def send(self, what: str) -> None:
-        content = RecordDict({"do": ConfigRecord({"what": what})})
+    def send(self, command: str) -> None:
+        content = RecordDict({"do": ConfigRecord({"what": command})})
         message = Message(content, dst_node_id=NODE, message_type="train")
         self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN)
         main_loop._insert_message(message, self.state, self.state.object_store)
@@ -65,10 +65,10 @@ class BareNode:
         store = self.state.object_store
         tree = store.get_object_tree(message.metadata.message_id)
         contents: dict[str, bytes] = {}
-        for one in iterate_object_tree(tree):
-            while not (content := store.get(one.object_id)):
+        for object_id in iterate_object_tree(tree):
+            while not (content := store.get(object_id.object_id)):
                 time.sleep(0.005)
-            contents[one.object_id] = content
+            contents[object_id.object_id] = content
         whole: Any = inflate_object_from_contents(tree.object_id, contents)
         assert isinstance(whole, Message)
         return whole
@@ -79,9 +79,9 @@ def bare_node(app: str = APP) -> Iterator[BareNode]:
     factory = new_state()
     state = factory.state()
     _prepare(state)
-    here = str(Path(__file__).parent)
+    folder = str(Path(__file__).parent)
     with (
-        mock.patch.dict(os.environ, PYTHONPATH=here, OMP_NUM_THREADS="2"),
+        mock.patch.dict(os.environ, PYTHONPATH=folder, OMP_NUM_THREADS="2"),
         runtime_api(factory, SECRET) as address,
         started(RunnerOptions(address, SECRET.hex(), os.getpid(), app)) as runner,
     ):
@@ -112,12 +112,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[BareNode]:
-    with bare_node() as one:
-        yield one
+    with bare_node() as opened:
+        yield opened
 
 
-def _error(node: BareNode, what: str) -> Error:
-    reply = node.ask(what)
+def _error(node: BareNode, command: str) -> Error:
+    reply = node.ask(command)
     assert reply.has_error()
     return reply.error
 
@@ -137,7 +137,7 @@ def test_every_message_has_a_process_of_its_own_forked_from_one_runner(
 
 
 @pytest.mark.parametrize(
-    ("what", "cause"),
+    ("command", "cause"),
     [
         ("raise", "the client failed unexpectedly with ValueError (internal_error)"),
         ("exit", "it ended with exit status 3"),
@@ -148,13 +148,13 @@ def test_every_message_has_a_process_of_its_own_forked_from_one_runner(
     ],
 )
 def test_a_death_is_answered_at_once_and_the_next_message_played(
-    node: BareNode, what: str, cause: str
+    node: BareNode, command: str, cause: str
 ) -> None:
     began = time.monotonic()
-    error = _error(node, what)
+    error = _error(node, command)
     assert time.monotonic() - began < 10  # Flower itself: 60
     code, reason = ErrorCode.CLIENT_APP_CRASHED, f"the client's process died: {cause}"
-    if what == "raise":
+    if command == "raise":
         code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         reason = f"{cause}; the client's own log has the details"
     assert (error.code, error.reason) == (code, reason)

@@ -101,11 +101,17 @@ def test_a_full_queue_is_answered_at_once(
     limits = RequestLimits(num_readers=1, max_waiting=1)
     body = {"inputs": some_inputs(1).tolist()}
     with asking(served, limits=limits) as client, ThreadPoolExecutor(3) as threads:
-        asked = [threads.submit(client.post, "/predict", json=body) for _ in range(3)]
-        refused = next(as_completed(asked)).result()
+        requests = [
+            threads.submit(client.post, "/predict", json=body) for _ in range(3)
+        ]
+        refused = next(as_completed(requests)).result()
         assert (refused.status_code, refused.json()["error"]) == (503, "unavailable")
         goes_on.set()
-    assert sorted(one.result().status_code for one in asked) == [200, 200, 503]
+    assert sorted(request.result().status_code for request in requests) == [
+        200,
+        200,
+        503,
+    ]
 
 
 def test_what_waited_too_long_is_not_done() -> None:
@@ -157,22 +163,22 @@ def test_inputs_that_a_slow_model_has_no_time_for_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = small_served(tmp_path / "store")
-    whole, asked = served.predict, list[int]()
+    whole, batch_sizes = served.predict, list[int]()
 
     def slow(images: Tensor) -> Prediction:
-        asked.append(len(images))
+        batch_sizes.append(len(images))
         time.sleep(0.1 * len(images))
         return whole(images)
 
     monkeypatch.setattr(served, "predict", slow)
     with asking(served, limits=RequestLimits(seconds=0.95)) as client:
         # How fast it is was found out when the model was opened.
-        until(lambda: len(asked) >= 3)
+        until(lambda: len(batch_sizes) >= 3)
         body = {"inputs": some_inputs(10).tolist()}
         until(lambda: client.post("/predict", json=body).status_code == 413)
-        asked.clear()
+        batch_sizes.clear()
         answer = client.post("/predict", json=body)
-    assert (answer.status_code, asked) == (413, [])
+    assert (answer.status_code, batch_sizes) == (413, [])
     assert "at most" in answer.json()["message"]
     # Nor is an image decoded once there is no time left.
     with pytest.raises(RequestError, match="decoded") as refused:
@@ -220,10 +226,10 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
 def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
     app = make_service("site-a", lambda: small_served(tmp_path), tokens=None)
     with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(RunError, match=r"cannot listen at 127\.0\.0\.1"),
     ):
-        serve(app, ServiceSettings(port=taken.getsockname()[1]), lambda _: None)
+        serve(app, ServiceSettings(port=listener.getsockname()[1]), lambda _: None)
     nothing = tmp_path / "missing.pem"
     with pytest.raises(RunError, match="TLS cannot be used"):
         make_server(
@@ -272,9 +278,11 @@ def test_what_goes_wrong_is_seen_and_tried_again(
         until(lambda: current.problem == "")
     finally:
         current.close()
-    told = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    assert len(told) == 1, "the same trouble is told once"
-    assert (told[0].exc_info is None) == isinstance(error, KnnPerError)
+    warnings = [
+        record for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    assert len(warnings) == 1, "the same trouble is told once"
+    assert (warnings[0].exc_info is None) == isinstance(error, KnnPerError)
 
 
 def test_what_has_begun_is_finished_when_it_stops(
@@ -293,10 +301,10 @@ def test_what_has_begun_is_finished_when_it_stops(
             monkeypatch.setattr(served, "predict", slow)
             url, headers = f"{client.base_url}/predict", client.headers
             body = {"inputs": some_inputs(2).tolist()}
-            asked = threads.submit(httpx.post, url, json=body, headers=headers)
+            request = threads.submit(httpx.post, url, json=body, headers=headers)
             assert begun.wait(10)
         assert served.is_closed
-    assert asked.result().status_code == 200
+    assert request.result().status_code == 200
 
 
 NUM_OWN, NUM_ROUNDS, NUM_QUERIES = 40, 60, 8
@@ -306,7 +314,7 @@ QUERIES = some_inputs(NUM_QUERIES, seed=5)
 
 def named(count: int, seed: int) -> NamedExamples:
     examples = Examples(some_inputs(count, seed=seed), some_labels(count))
-    return NamedExamples(examples, tuple(f"{seed}/{one}" for one in range(count)))
+    return NamedExamples(examples, tuple(f"{seed}/{number}" for number in range(count)))
 
 
 TASK = SiteTask(IMAGE, CLASSES, ())
@@ -361,8 +369,8 @@ def add_examples(client: httpx.Client, seed: int) -> None:
     for number in range(NUM_ROUNDS):
         inputs = some_inputs(2, seed=1000 * seed + number).tolist()
         sent = [
-            {"input": one, "label": number % 3, "name": f"{seed}-{number}-{at}"}
-            for at, one in enumerate(inputs)
+            {"input": pixels, "label": number % 3, "name": f"{seed}-{number}-{at}"}
+            for at, pixels in enumerate(inputs)
         ]
         answer = client.post("/examples", json={"examples": sent})
         assert answer.status_code == 200, answer.text
@@ -394,7 +402,7 @@ def test_no_answer_is_wrong_or_mixed(tmp_path: Path) -> None:
         asking(served_from(state, journal)) as client,
         ThreadPoolExecutor(6) as threads,
     ):
-        asked = [threads.submit(ask, client, journal, stop) for _ in range(3)]
+        futures = [threads.submit(ask, client, journal, stop) for _ in range(3)]
         changes = [
             threads.submit(add_examples, client, 1),
             threads.submit(add_examples, client, 2),
@@ -407,12 +415,12 @@ def test_no_answer_is_wrong_or_mixed(tmp_path: Path) -> None:
                 change.result()
         finally:
             stop.set()
-        for one in asked:
-            one.result()
+        for future in futures:
+            future.result()
         last = client.get("/info").json()
     assert last["model"] == newer.fingerprint
     assert last["store"]["num_stored"] == len(journal.states[-1])
-    checks = {one.fingerprint: checker(journal, one) for one in (first, newer)}
+    checks = {model.fingerprint: checker(journal, model) for model in (first, newer)}
     assert {answer["model"] for _, _, answer in journal.answers} == set(checks)
     for number, at_least, answer in journal.answers:
         checks[answer["model"]](number, at_least, answer)
@@ -423,38 +431,40 @@ def checker(
 ) -> Callable[[int, int, dict[str, Any]], None]:
     """Return what recomputes answers of a model from all that was ever stored."""
     ids = sorted(journal.examples)
-    stored = torch.stack([journal.examples[one][0] for one in ids])
-    embedded, asked = model.embed(stored).double(), model.embed(QUERIES)
-    distances = torch.cdist(asked.double(), embedded)
-    alone = model.head(asked)
+    stored = torch.stack([journal.examples[example_id][0] for example_id in ids])
+    embedded, queries = model.embed(stored).double(), model.embed(QUERIES)
+    distances = torch.cdist(queries.double(), embedded)
+    alone = model.head(queries)
 
     def check(number: int, at_least: int, answer: dict[str, Any]) -> None:
         (prediction,) = answer["predictions"]
-        found, weight = prediction["neighbors"], answer["knn_weight"]
+        neighbors, weight = prediction["neighbors"], answer["knn_weight"]
         by_id = dict(zip(ids, distances[number].tolist(), strict=True))
-        for one in found:
-            _, label, name = journal.examples[one["id"]]
-            assert (one["label"], one["name"]) == (label, name)
-            assert one["distance"] == pytest.approx(by_id[one["id"]], abs=CLOSE)
+        for neighbor in neighbors:
+            _, label, name = journal.examples[neighbor["id"]]
+            assert (neighbor["label"], neighbor["name"]) == (label, name)
+            assert neighbor["distance"] == pytest.approx(
+                by_id[neighbor["id"]], abs=CLOSE
+            )
         # There was a state, no older than the question, whose nearest these are.
-        near = {one["id"] for one in found}
-        farthest = max(by_id[one] for one in near)
+        near = {neighbor["id"] for neighbor in neighbors}
+        farthest = max(by_id[example_id] for example_id in near)
         assert any(
             len(state) == answer["num_stored"]
             and near <= state
             and all(by_id[other] > farthest - CLOSE for other in state - near)
             for state in journal.states[at_least:]
         ), answer
-        squared = torch.tensor([[one["distance"] ** 2 for one in found]])
+        squared = torch.tensor([[neighbor["distance"] ** 2 for neighbor in neighbors]])
         log_weights = KERNELS["paper"](squared, 1.0, 0).double()
-        labels = torch.tensor([[one["label"] for one in found]])
+        labels = torch.tensor([[neighbor["label"] for neighbor in neighbors]])
         votes = neighbor_vote(log_weights, labels, len(CLASSES))[0]
-        for said, expected in (
+        for answered, expected in (
             ("knn_probabilities", votes),
             ("global_probabilities", alone[number]),
             ("probabilities", weight * votes + (1 - weight) * alone[number]),
         ):
-            shares = torch.tensor(list(prediction[said].values()))
+            shares = torch.tensor(list(prediction[answered].values()))
             assert torch.allclose(shares, expected.float(), atol=CLOSE)
 
     return check

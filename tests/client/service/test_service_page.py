@@ -154,7 +154,8 @@ def test_a_token_with_few_scopes_sees_and_is_asked_for_no_more(
         choose(page, tmp_path, served)
         page.locator("#answer").get_by_text(re.compile("|".join(CLASSES))).wait_for()
         hidden = [
-            page.locator(f"#{one}").is_hidden() for one in ("bars", "teach", "why")
+            page.locator(f"#{element}").is_hidden()
+            for element in ("bars", "teach", "why")
         ]
         page.get_by_role("button", name="Use another token").click()
         log_in(page, TOKEN)

@@ -43,9 +43,9 @@ service: {port: 0, tls: {certificate: c, key: k}}
 @contextlib.contextmanager
 def serve_process(folder: Path) -> Iterator[httpx.Client]:
     """Give a client, which has the token, of ``knnper site serve`` in a process."""
-    own = NamedExamples(Examples(some_inputs(6), some_labels(6)), tuple("abcdef"))
+    train = NamedExamples(Examples(some_inputs(6), some_labels(6)), tuple("abcdef"))
     none = NamedExamples(Examples(some_inputs(0), some_labels(0)), ())
-    data = SiteData(own, none, none, SiteTask(IMAGE, CLASSES, ()))
+    data = SiteData(train, none, none, SiteTask(IMAGE, CLASSES, ()))
     SiteState(folder / "state", "site-a").install(tiny_model(), data, took_part=False)
     config, authority = folder / "client.yaml", new_authority("tests")
     config.write_text(FILE)
@@ -82,21 +82,21 @@ def token(config: Path, command: str, *words: str) -> Result:
 
 
 def test_tokens_are_made_listed_and_revoked(config: Path) -> None:
-    made = token(config, "add", "tablet")
+    narrow = token(config, "add", "tablet")
     wide = token(config, "add", "ward", "--scope", "delete", "--scope", "add")
-    assert (made.exit_code, wide.exit_code) == (0, 0)
+    assert (narrow.exit_code, wide.exit_code) == (0, 0)
     tokens = Tokens(config.parent / "state", "a token of the owner's")
-    caller = tokens.caller(f"Bearer {made.stdout.strip()}")
+    caller = tokens.caller(f"Bearer {narrow.stdout.strip()}")
     assert caller is not None
     assert (caller.name, list(caller.scopes)) == ("tablet", ["predict"])
     listed = json.loads(token(config, "list", "--json").stdout)
-    assert [(one["name"], one["scopes"]) for one in listed] == [
+    assert [(row["name"], row["scopes"]) for row in listed] == [
         ("tablet", "predict"),
         ("ward", "add, delete"),
     ]
     assert "tablet" in token(config, "list").stdout
     assert token(config, "revoke", "tablet").exit_code == 0
-    assert tokens.caller(f"Bearer {made.stdout.strip()}") is None
+    assert tokens.caller(f"Bearer {narrow.stdout.strip()}") is None
     assert tokens.caller(f"Bearer {wide.stdout.strip()}") is not None
 
 
@@ -126,12 +126,12 @@ HALVES = {
 }
 
 
-def half_open(client: httpx.Client, said: bytes, tls: ssl.SSLContext) -> socket.socket:
+def half_open(client: httpx.Client, sent: bytes, tls: ssl.SSLContext) -> socket.socket:
     place = (client.base_url.host, client.base_url.port or 0)
     connection = socket.create_connection(place, timeout=10)
-    if said:  # without words not even TLS begins
+    if sent:  # without words not even TLS begins
         connection = tls.wrap_socket(connection)
-        connection.sendall(said)
+        connection.sendall(sent)
     return connection
 
 
@@ -176,9 +176,12 @@ def median_s(
     def ask(number: int) -> int:
         count = 0
         while not over.is_set():
-            said = strangers[(number + count) % len(strangers)]
-            with contextlib.suppress(OSError), half_open(client, said, tls) as one:
-                one.recv(1000)
+            sent = strangers[(number + count) % len(strangers)]
+            with (
+                contextlib.suppress(OSError),
+                half_open(client, sent, tls) as connection,
+            ):
+                connection.recv(1000)
                 count += 1
         return count
 
@@ -191,7 +194,7 @@ def median_s(
                 seconds.append(time.perf_counter() - began)
         finally:
             over.set()
-        assert all(one.result() for one in asking)
+        assert all(future.result() for future in asking)
     return statistics.median(seconds)
 
 

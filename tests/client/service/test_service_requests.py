@@ -83,18 +83,22 @@ def test_a_prediction_is_that_of_the_model_and_the_memory(
     inputs = some_inputs(1, seed=5)
     answer = predicted(client, *inputs.tolist()).json()
     expected = served.predict(inputs)
-    found = answer["predictions"][0]
-    assert list(found["probabilities"]) == list(CLASSES)
-    assert list(found["probabilities"].values()) == expected.probabilities[0].tolist()
-    assert found["label"] == int(expected.labels[0])
-    assert found["class_name"] == CLASSES[found["label"]]
+    prediction = answer["predictions"][0]
+    assert list(prediction["probabilities"]) == list(CLASSES)
+    assert (
+        list(prediction["probabilities"].values()) == expected.probabilities[0].tolist()
+    )
+    assert prediction["label"] == int(expected.labels[0])
+    assert prediction["class_name"] == CLASSES[prediction["label"]]
     ids = expected.vote.neighbors.ids[0].tolist()
-    near = [(one["id"], one["name"]) for one in found["neighbors"]]
+    near = [(neighbor["id"], neighbor["name"]) for neighbor in prediction["neighbors"]]
     assert near == [(number, f"train/{number - 1:05d}") for number in ids]
-    assert sum(one["weight"] for one in found["neighbors"]) == pytest.approx(1)
+    assert sum(
+        neighbor["weight"] for neighbor in prediction["neighbors"]
+    ) == pytest.approx(1)
     assert answer["model"] == served.model.fingerprint
     assert (answer["num_stored"], answer["knn_weight"]) == (9, 0.5)
-    assert found["adapted_probabilities"] is None
+    assert prediction["adapted_probabilities"] is None
     info = client.get("/info").json()
     assert (info["client"], info["class_names"]) == ("site-a", list(CLASSES))
     assert info["accuracy"] == asdict(SERVING.accuracy)
@@ -122,21 +126,21 @@ def test_all_ways_to_send_an_input_are_answered_alike(client: httpx.Client) -> N
 def test_many_inputs_are_answered_in_order(client: httpx.Client) -> None:
     inputs = some_inputs(3, seed=7)
     together = predicted(client, *inputs.tolist()).json()
-    as_files = [("image", ("a.png", png(one), "image/png")) for one in inputs]
+    as_files = [("image", ("a.png", png(image), "image/png")) for image in inputs]
     as_form = client.post("/predict", files=as_files).json()
     assert together == as_form == post(client, npy(inputs.numpy()), NPY).json()
-    for one, alone in zip(together["predictions"], inputs, strict=True):
+    for prediction, alone in zip(together["predictions"], inputs, strict=True):
         answer = predicted(client, alone.tolist()).json()
-        assert answer["predictions"][0]["label"] == one["label"]
+        assert answer["predictions"][0]["label"] == prediction["label"]
 
 
 def test_an_empty_memory_answers_as_the_global_model(tmp_path: Path) -> None:
     with asking(small_served(tmp_path / "store", count=0)) as client:
         answer = predicted(client, *some_inputs(1).tolist()).json()
-    found = answer["predictions"][0]
+    prediction = answer["predictions"][0]
     assert (answer["knn_weight"], answer["num_stored"]) == (0, 0)
-    assert (found["neighbors"], found["knn_probabilities"]) == ([], None)
-    assert found["probabilities"] == found["global_probabilities"]
+    assert (prediction["neighbors"], prediction["knn_probabilities"]) == ([], None)
+    assert prediction["probabilities"] == prediction["global_probabilities"]
 
 
 def test_features_are_sent_as_rows(tmp_path: Path) -> None:
@@ -148,8 +152,8 @@ def test_features_are_sent_as_rows(tmp_path: Path) -> None:
         refused(predicted(client, [0, 0, 0, 1e39]), 422, "inputs.0.3")
         refused(post(client, b"", PNG), 415, "x-npy")
         refused(client.get("/examples/1/image"), 404, "no pictures")
-    taken = info["input_shape"], info["input_type"], info["takes_pictures"]
-    assert taken == ([4], "float32", False)
+    input_info = info["input_shape"], info["input_type"], info["takes_pictures"]
+    assert input_info == ([4], "float32", False)
     assert answer.status_code == 200, answer.text
     assert as_array.json() == answer.json()
 
@@ -197,7 +201,7 @@ def test_an_answer_names_what_is_mixed(tmp_path: Path) -> None:
     prior = ClassPrior(ClassPriorSettings((1.0,)))
     served.settings = replace(served.settings, knn_weight=0.25, class_prior=prior)
     with asking(served) as client:
-        (found,) = predicted(client, *inputs.tolist()).json()["predictions"]
+        (prediction,) = predicted(client, *inputs.tolist()).json()["predictions"]
         assert client.get("/info").json()["class_prior"]
         expected = served.predict(inputs)
     assert expected.adapted_probabilities is not None
@@ -206,13 +210,13 @@ def test_an_answer_names_what_is_mixed(tmp_path: Path) -> None:
         ("global_probabilities", expected.global_probabilities),
         ("adapted_probabilities", expected.adapted_probabilities),
     ):
-        assert list(found[name].values()) == shares[0].tolist()
+        assert list(prediction[name].values()) == shares[0].tolist()
 
 
 def test_what_was_done_is_counted(own: tuple[httpx.Client, SmallServed]) -> None:
     client, served = own
     answer = predicted(client, *some_inputs(2).tolist()).json()
-    labels = [one["class_name"] for one in answer["predictions"]]
+    labels = [prediction["class_name"] for prediction in answer["predictions"]]
     client.post("/predict", json={})
     client.get("/nothing/here")
     lines = client.get("/metrics").text.splitlines()
@@ -243,9 +247,11 @@ def test_examples_are_added_and_deleted(own: tuple[httpx.Client, SmallServed]) -
     deletion = client.request("DELETE", "/examples", json={"names": ["mine"]}).json()
     expected = {"deleted": [10], "erased": True, "message": None, "num_stored": 10}
     assert deletion == expected
-    found = predicted(client, pixels[0]).json()
-    assert 10 not in [one["id"] for one in found["predictions"][0]["neighbors"]]
-    assert found["num_stored"] == len(served.store) == 10
+    predicted_again = predicted(client, pixels[0]).json()
+    assert 10 not in [
+        neighbor["id"] for neighbor in predicted_again["predictions"][0]["neighbors"]
+    ]
+    assert predicted_again["num_stored"] == len(served.store) == 10
 
 
 @pytest.mark.parametrize(
@@ -286,9 +292,9 @@ def test_a_selection_that_is_none_is_refused(
 
 def test_a_name_that_is_taken_is_refused(client: httpx.Client) -> None:
     pixels = some_inputs(1)[0].tolist()
-    taken = {"input": pixels, "label": 0, "name": "train/00001"}
+    example = {"input": pixels, "label": 0, "name": "train/00001"}
     twice = {"input": pixels, "label": 0, "name": "new"}
-    for examples, words in (([taken], "taken"), ([twice, twice], "twice")):
+    for examples, words in (([example], "taken"), ([twice, twice], "twice")):
         refused(client.post("/examples", json={"examples": examples}), 409, words)
 
 
@@ -635,8 +641,8 @@ def test_a_prediction_tells_what_the_scope_gives(
     info = client.get("/info", headers=headers).json()
     assert (info["token"], "store" in info) == (scope, False)
     assert ("knn_weight" in info) == ("accuracy" in info) == (scope == "neighbors")
-    own = set(info["scopes"])
-    assert own == {scope} | {one for one, other in INCLUDED if other == scope}
+    scopes = set(info["scopes"])
+    assert scopes == {scope} | {part for part, needed in INCLUDED if needed == scope}
     info = client.get("/info", headers=bearing(tokens["read"])).json()
     assert info["store"]["num_by_class"] == dict.fromkeys(CLASSES, 3)
     assert "knn_weight" not in info
@@ -700,7 +706,7 @@ def test_browsers_are_told_to_load_nothing_else(tmp_path: Path) -> None:
             client.put("/predict"),
             httpx.get(f"{client.base_url}/info"),
         ]
-    assert [one.status_code for one in answers] == [200, 200, 404, 405, 401]
+    assert [answer.status_code for answer in answers] == [200, 200, 404, 405, 401]
     for answer in answers:
         for name, value in SECURITY_HEADERS.items():
             assert answer.headers[name] == value
@@ -708,7 +714,7 @@ def test_browsers_are_told_to_load_nothing_else(tmp_path: Path) -> None:
         assert not any(name.startswith("access-control") for name in answer.headers)
     for text in texts:
         assert not any(
-            one in text.replace("// ", "") for one in ("http:", "https:", "//")
+            scheme in text.replace("// ", "") for scheme in ("http:", "https:", "//")
         )
 
 
@@ -718,7 +724,7 @@ def test_the_owners_token_is_made_once_and_is_a_secret(tmp_path: Path) -> None:
     assert len(token) >= 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert read_or_create_owner_token(path) == token
-    assert [one.name for one in tmp_path.iterdir()] == ["token"]
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
     path.write_text("short")
     for mode, words in ((0o600, "16"), (0o640, "0640")):
         path.chmod(mode)

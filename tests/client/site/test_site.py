@@ -128,7 +128,9 @@ def test_a_second_run_finds_nothing_of_the_first(tmp_path: Path) -> None:
 
 
 def test_the_newest_few_are_kept(tmp_path: Path) -> None:
-    folders = [run_states(tmp_path, SETTINGS, str(one)) for one in range(KEPT + 2)]
+    folders = [
+        run_states(tmp_path, SETTINGS, str(number)) for number in range(KEPT + 2)
+    ]
     for age, folder in enumerate(folders[:-1]):
         folder.mkdir(parents=True)
         os.utime(folder, (age, age))
@@ -308,7 +310,7 @@ def not_trained(server: HostileServer, settings: Any, words: str) -> None:
 def refused(server: HostileServer, settings: Any, *words: str) -> None:
     """Refused as it is introduced, too."""
     problem = server.introduced(settings).problem
-    assert all(one in problem for one in words), problem
+    assert all(word in problem for word in words), problem
     not_trained(server, settings, words[0])
 
 
@@ -317,7 +319,7 @@ def test_the_reconstruction_attack_is_refused_by_default(file: Path) -> None:
         refused(HostileServer(file, run), one_by_one(), "limits.min_examples")
     (noted,) = refusals(file)
     assert noted["about"] == "run"
-    assert all(one in noted["reason"] for one in ("found 1 examples", "expected 32"))
+    assert all(word in noted["reason"] for word in ("found 1 examples", "expected 32"))
 
 
 def test_without_limits_it_gives_an_image_bit_for_bit(file: Path) -> None:
@@ -325,9 +327,9 @@ def test_without_limits_it_gives_an_image_bit_for_bit(file: Path) -> None:
     server = HostileServer(file)
     sent, update = server.train(one_by_one())
     worker = server.worker(one_by_one())
-    found = image_of(sent.weights, update.weights, worker)
+    image = image_of(sent.weights, update.weights, worker)
     images = worker.source.data(CLIENT).train.images
-    assert (images.reshape(len(images), -1) == found).all(dim=1).any()
+    assert (images.reshape(len(images), -1) == image).all(dim=1).any()
 
 
 def test_one_image_in_many_steps_or_too_few_steps_are_refused_too(file: Path) -> None:
@@ -343,9 +345,9 @@ def test_one_image_in_many_steps_or_too_few_steps_are_refused_too(file: Path) ->
 def test_a_site_with_few_examples_gets_the_model_and_trains_none(file: Path) -> None:
     limit(file, "min_examples: 10000")
     server = HostileServer(file)
-    said = server.introduced(asked())
-    assert (said.problem, said.train) == ("", False)
-    assert "limits.min_examples" in said.remark
+    answer = server.introduced(asked())
+    assert (answer.problem, answer.train) == ("", False)
+    assert "limits.min_examples" in answer.remark
     not_trained(server, asked(), "limits.min_examples")
     file.write_text(f"{file.read_text()}train: false\n")
     not_trained(server, asked(), "train: false")
@@ -401,13 +403,13 @@ def test_methods_and_models_are_told_together(file: Path) -> None:
 
 
 def test_a_pinned_experiment_is_the_only_one(file: Path) -> None:
-    wanted, other = asked(), asked(**OTHER_RATE)
-    pinned = results_identity(wanted)
+    allowed_run, other_run = asked(), asked(**OTHER_RATE)
+    pinned = results_identity(allowed_run)
     limit(file, f"experiment: {pinned}")
     server = HostileServer(file)
-    refused(server, other, "limits.experiment", pinned, results_identity(other))
-    assert server.introduced(wanted).problem == ""
-    server.train(wanted)
+    refused(server, other_run, "limits.experiment", pinned, results_identity(other_run))
+    assert server.introduced(allowed_run).problem == ""
+    server.train(allowed_run)
 
 
 def test_a_run_stays_with_the_experiment_that_it_began_with(file: Path) -> None:
@@ -490,8 +492,8 @@ def test_a_site_weighs_candidates_by_its_own_evidence(file: Path) -> None:
     settings = asked(method="{name: fedavg}", personalization="auto")
     server = HostileServer(file)
     payload = server.payload(settings)
-    found = server.worker(settings).personalize([CLIENT], payload, payload, [0])
-    (result,) = found.results
+    results = server.worker(settings).personalize([CLIENT], payload, payload, [0])
+    (result,) = results.results
     weights = [v for name, v in result.chosen.items() if name.startswith("weight_of_")]
     assert len(weights) == 4
     assert sum(weights) == pytest.approx(1)
@@ -510,7 +512,9 @@ def test_runs_do_not_fill_the_disk(file: Path, monkeypatch: pytest.MonkeyPatch) 
     HostileServer(file, run=1).train(asked())
     for run in range(2, 6):
         assert HostileServer(file, run).introduced(asked()).problem == ""
-    kinds = [(one.run, one.kind) for one in limits.Answers(read_client(file)).read()]
+    kinds = [
+        (answer.run, answer.kind) for answer in limits.Answers(read_client(file)).read()
+    ]
     assert kinds == [(1, "training"), (4, "begun"), (5, "begun")]
 
 
@@ -518,9 +522,9 @@ def test_the_server_telling_it_back_is_no_news(file: Path) -> None:
     server = HostileServer(file)
     problem = server.introduced(one_by_one()).problem
     server.told(f"client {CLIENT} (node 3) cannot take part: {problem}")
-    assert [one["about"] for one in refusals(file)] == ["run"]
+    assert [refusal["about"] for refusal in refusals(file)] == ["run"]
     server.told("its key is registered under another name")
-    assert [one["about"] for one in refusals(file)] == ["run", "client"]
+    assert [refusal["about"] for refusal in refusals(file)] == ["run", "client"]
 
 
 def test_the_last_ones_are_kept_even_after_a_damaged_file(tmp_path: Path) -> None:

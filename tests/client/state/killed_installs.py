@@ -68,12 +68,12 @@ def answer(site_state: SiteState) -> dict[str, object] | None:
     if site_state.served() is None:
         return None
     with open_served(site_state) as served:
-        made = served.predict(queries(4))
+        prediction = served.predict(queries(4))
         expected = served.model.head(served.model.embed(queries(4)))
         return {
-            "model": made.vote.neighbors.fingerprint,
-            "num_stored": made.vote.num_stored,
-            "is_consistent": torch.equal(expected, made.global_probabilities),
+            "model": prediction.vote.neighbors.fingerprint,
+            "num_stored": prediction.vote.num_stored,
+            "is_consistent": torch.equal(expected, prediction.global_probabilities),
         }
 
 
@@ -85,13 +85,13 @@ def trial(parent: Path, start: GlobalModel | None, steps: int) -> dict[str, obje
         install(site_state, start, 6)
     model = small_model(seed=1)
     was_killed = killed(site_state, model, steps)
-    found = answer(site_state)
+    answered = answer(site_state)
     install(site_state, model, 8)
     after = answer(site_state)
     leftovers = sorted(path.name for path in site_state.folder.path.iterdir())
     return {
         "was_killed": was_killed,
-        "found": found,
+        "found": answered,
         "after": after,
         "leftovers": leftovers,
     }

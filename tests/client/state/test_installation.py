@@ -73,10 +73,10 @@ def test_predictions_are_those_of_the_simulation(
     expected = predictor(queries())
     with open_served(installed(tmp_path, model, data)) as served:
         assert served.store.fingerprint == model.fingerprint
-        made = served.predict(queries())
-    assert torch.equal(made.probabilities, expected)
-    assert made.knn_weight == predictor.effective_knn_weight
-    assert torch.equal(made.labels, expected.argmax(dim=1))
+        prediction = served.predict(queries())
+    assert torch.equal(prediction.probabilities, expected)
+    assert prediction.knn_weight == predictor.effective_knn_weight
+    assert torch.equal(prediction.labels, expected.argmax(dim=1))
 
 
 def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> None:
@@ -96,9 +96,12 @@ def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> Non
     names = stored_names(site_state)
     assert names == [*kept, *validation, "arrived/x", None, *later]
     assert serving.model == second.fingerprint
-    found = site_state.served()
-    assert found is not None
-    assert (found.model, found.previous) == (second.fingerprint, first.fingerprint)
+    served_model = site_state.served()
+    assert served_model is not None
+    assert (served_model.model, served_model.previous) == (
+        second.fingerprint,
+        first.fingerprint,
+    )
     with open_store(site_state.folder.store) as store:
         assert store.fingerprint == second.fingerprint
         ids = store.contents().ids
@@ -131,7 +134,7 @@ def test_models_that_nothing_names_are_removed(tmp_path: Path) -> None:
     models = [small_model(seed=seed) for seed in range(3)]
     for model in models:
         site_state.install(model, site(4, 2), took_part=False)
-    assert model_folders(site_state) == {one.fingerprint for one in models[1:]}
+    assert model_folders(site_state) == {model.fingerprint for model in models[1:]}
 
 
 def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
@@ -140,11 +143,11 @@ def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
     site_state.install(second, site(0, 0), took_part=False)
     with open_served(site_state) as served:
         assert served.model.fingerprint == second.fingerprint
-        made = served.predict(queries(2))
-        assert (made.vote.probabilities, made.vote.num_stored) == (None, 0)
-        assert made.vote.neighbors.names == [[], []]
-        one = drawn("one", 1).examples
-        served.add(one.images, one.labels)
+        prediction = served.predict(queries(2))
+        assert (prediction.vote.probabilities, prediction.vote.num_stored) == (None, 0)
+        assert prediction.vote.neighbors.names == [[], []]
+        example = drawn("one", 1).examples
+        served.add(example.images, example.labels)
         assert served.predict(queries(2)).vote.neighbors.ids.shape == (2, 1)
 
 
@@ -216,8 +219,8 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
     data = SiteData(train, nothing, nothing, model.card.learned)
     with open_served(installed(tmp_path, model, data)) as served:
         assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
-        made = served.predict(inputs)
-        assert made.vote.neighbors.names[3][0] == "3"
+        prediction = served.predict(inputs)
+        assert prediction.vote.neighbors.names[3][0] == "3"
 
 
 def test_a_model_of_features_in_another_order_is_refused(tmp_path: Path) -> None:
@@ -255,14 +258,14 @@ MODEL = small_model()
 def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
     after, fresh = with_test_of(site(), 12), new_site_state(tmp_path / "fresh")
     site_state = installed(tmp_path / "changed", MODEL, site())
-    found = site_state.install(MODEL, after, took_part=False).serving
+    serving = site_state.install(MODEL, after, took_part=False).serving
     expected = fresh.install(MODEL, after, took_part=False).serving
     assert stored_names(site_state) == stored_names(fresh)
     assert not {*stored_names(site_state)} & {*after.test.names}
-    assert found.accuracy == expected.accuracy
-    assert found.accuracy.num_examples == 12
-    assert found.knn_weight == expected.knn_weight
-    assert found.expected_gain == expected.expected_gain
+    assert serving.accuracy == expected.accuracy
+    assert serving.accuracy.num_examples == 12
+    assert serving.knn_weight == expected.knn_weight
+    assert serving.expected_gain == expected.expected_gain
 
 
 def test_it_comes_back_when_it_is_trained_on_again(tmp_path: Path) -> None:
@@ -288,9 +291,9 @@ def test_the_service_lets_it_go(tmp_path: Path) -> None:
         assert pending is not None
         assert pending.leaving == ("train/5.png",)
         served.refresh()
-        made = served.predict(images)
-        assert made.vote.num_stored == 7
-        assert not any("train/5.png" in row for row in made.vote.neighbors.names)
+        prediction = served.predict(images)
+        assert prediction.vote.num_stored == 7
+        assert not any("train/5.png" in row for row in prediction.vote.neighbors.names)
     assert read_pending(site_state.folder) is None
 
 
@@ -329,7 +332,7 @@ def test_what_was_cut_short_is_made_up_for(
 
 
 @pytest.mark.parametrize(
-    ("train", "said", "assumed"),
+    ("train", "took_part", "assumed"),
     [
         ("true", None, True),
         ("false", None, False),
@@ -338,7 +341,7 @@ def test_what_was_cut_short_is_made_up_for(
     ],
 )
 def test_a_site_that_trains_is_taken_as_trained_on(
-    tmp_path: Path, train: str, said: bool | None, assumed: bool
+    tmp_path: Path, train: str, took_part: bool | None, assumed: bool
 ) -> None:
     data = site(12, 0)
     images, labels = data.train.examples.images, data.train.examples.labels
@@ -348,11 +351,11 @@ def test_a_site_that_trains_is_taken_as_trained_on(
         f"name: site-a\nserver: nowhere.invalid:1\ninsecure: true\ntrain: {train}\n"
         "data: {name: npz, path: site.npz}\n"
     )
-    found = onboard(read_client(file), small_model(), took_part=said)
-    assert found.took_part is assumed
-    measured_on = found.serving.expected_gain.num_examples
-    kept = found.serving.num_train + found.serving.num_validation
-    assert measured_on == (found.serving.num_validation if assumed else kept)
+    onboarded = onboard(read_client(file), small_model(), took_part=took_part)
+    assert onboarded.took_part is assumed
+    measured_on = onboarded.serving.expected_gain.num_examples
+    kept = onboarded.serving.num_train + onboarded.serving.num_validation
+    assert measured_on == (onboarded.serving.num_validation if assumed else kept)
 
 
 DATA = site(30, 20, 15)
@@ -373,13 +376,13 @@ def random_labels(split: NamedExamples) -> NamedExamples:
 def test_the_paired_gain_of_a_known_table() -> None:
     before = torch.tensor([True] * 5 + [False] * 5)
     after = torch.tensor([True] * 4 + [False] + [True] * 3 + [False] * 2)
-    found = paired_gain(before, after)
+    gain = paired_gain(before, after)
 
-    assert found.expected == pytest.approx(0.2)  # 3 won, 1 lost, of 10
+    assert gain.expected == pytest.approx(0.2)  # 3 won, 1 lost, of 10
     # ((b + c + 1) - (b - c)² / (n + 2)) / (n + 2)², with b = 3, c = 1, n = 10
     variance = (5 - 4 / 12) / 144
-    assert found.margin == pytest.approx(1.96 * np.sqrt(variance))
-    assert found.num_examples == 10
+    assert gain.margin == pytest.approx(1.96 * np.sqrt(variance))
+    assert gain.num_examples == 10
 
 
 @settings(max_examples=30, deadline=None)
@@ -388,16 +391,16 @@ def test_the_gain_is_the_difference_of_the_accuracies(
     pairs: list[tuple[bool, bool]],
 ) -> None:
     before, after = (torch.tensor(column) for column in zip(*pairs, strict=True))
-    found = paired_gain(before, after)
+    gain = paired_gain(before, after)
     swapped = paired_gain(after, before)
-    assert found.expected == pytest.approx(
+    assert gain.expected == pytest.approx(
         float(after.double().mean() - before.double().mean())
     )
-    assert found.margin is not None
-    assert found.expected is not None
-    assert found.margin > 0
-    assert swapped.expected == pytest.approx(-found.expected)
-    assert swapped.margin == pytest.approx(found.margin)
+    assert gain.margin is not None
+    assert gain.expected is not None
+    assert gain.margin > 0
+    assert swapped.expected == pytest.approx(-gain.expected)
+    assert swapped.margin == pytest.approx(gain.margin)
 
 
 def test_the_neighbours_part_is_that_of_leaving_one_out() -> None:

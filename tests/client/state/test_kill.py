@@ -32,14 +32,14 @@ def test_a_kill_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
     for name, before in (("first", None), ("later", old)):
         trials = outcomes[name]
         assert len(trials) > 5
-        was_killed = [one["was_killed"] for one in trials]
+        was_killed = [trial["was_killed"] for trial in trials]
         assert was_killed == [*(len(trials) - 1) * [True], False]
-        found = [one["found"] for one in trials]
+        answers = [trial["found"] for trial in trials]
         # Once the new state is reached, no later kill falls back behind it.
-        first = found.index(new)
+        first = answers.index(new)
         assert first > 0
-        assert found == [*first * [before], *(len(found) - first) * [new]]
+        assert answers == [*first * [before], *(len(answers) - first) * [new]]
         for trial in trials:
             # The next installation brings the new state, and nothing else is left.
             assert trial["after"] == new
-            assert [one for one in trial["leftovers"] if ".lock" not in one] == left
+            assert [name for name in trial["leftovers"] if ".lock" not in name] == left

@@ -106,8 +106,8 @@ class Site:
     def splits(self) -> Mapping[str, set[str]]:
         """Return the names in the data by split."""
         learned = self.model.card.learned
-        found = open_site(self.settings.data, self.settings.base, learned)
-        return {split: set(named.names) for split, named in found.splits()}
+        site_data = open_site(self.settings.data, self.settings.base, learned)
+        return {split: set(named.names) for split, named in site_data.splits()}
 
     def stored(self) -> dict[str, Tensor]:
         """Return the stored inputs by name."""
@@ -165,26 +165,26 @@ def test_new_examples_are_remembered_and_those_tested_on_are_not(
         site.data.put(number, number)
     after = site.splits()
     assert after["test"] - before["test"], "the case is worth nothing else"
-    wanted = (after["train"] | after["validation"]) - set(site.stored())
+    expected_new = (after["train"] | after["validation"]) - set(site.stored())
     refreshed = refresh(site.settings)
     changes = refreshed.changes
-    assert set(changes.new) == wanted
+    assert set(changes.new) == expected_new
     assert (changes.changed, changes.vanished, changes.tested) == ((), (), ())
     stored = site.stored()
     assert set(stored) == after["train"] | after["validation"]
     assert not set(stored) & after["test"]
     # What is new, and the test split, on which it is measured.
-    assert sum(embedded) == len(wanted) + len(after["test"])
+    assert sum(embedded) == len(expected_new) + len(after["test"])
     serving = site.state.served()
     assert serving == refreshed.serving
     assert serving.num_train + serving.num_validation == len(stored)
     assert serving.model == site.model.fingerprint
     assert model_folders(site.state) == {site.model.fingerprint}
     with open_served(site.state) as served:
-        images = torch.stack([stored[name] for name in sorted(wanted)])
+        images = torch.stack([stored[name] for name in sorted(expected_new)])
         nearest = [row[0] for row in served.predict(images).vote.neighbors.names]
         assert set(nearest) <= set(stored)
-        assert len(set(nearest) & wanted) > 0
+        assert len(set(nearest) & expected_new) > 0
     assert not refresh(site.settings).changes
 
 
@@ -222,10 +222,10 @@ def test_what_the_owner_deleted_or_added_is_left_alone(site: Site) -> None:
     number = site.number_in("train")
     name = site.data.name(number)
     spec = site.model.spec
-    one = torch.zeros((1, *spec.image_shape), dtype=spec.torch_dtype)
+    example = torch.zeros((1, *spec.image_shape), dtype=spec.torch_dtype)
     with open_served(site.state) as served:
         served.delete(Selection(external_ids=(name,)))
-        served.add(one, torch.zeros(1, dtype=torch.int64), ["ward/17"])
+        served.add(example, torch.zeros(1, dtype=torch.int64), ["ward/17"])
     assert not refresh(site.settings, forget_vanished=True).changes
     assert name not in site.stored()
     assert "ward/17" in site.stored()
@@ -260,19 +260,19 @@ def test_a_service_that_runs_takes_it_up(site: Site) -> None:
 def test_what_was_interrupted_can_be_repeated(
     site: Site, step: str, is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed, gone = (site.number_in("train"), site.number_in("validation"))
+    changed, num_removed = (site.number_in("train"), site.number_in("validation"))
     site.data.put(changed, 77)
-    site.data.remove(gone)
+    site.data.remove(num_removed)
     for number in range(20, 30):
         site.data.put(number, number)
     does = getattr(Store, step)
 
-    def interrupted(self: Store, what: object, *arguments: object) -> object:
+    def interrupted(self: Store, argument: object, *arguments: object) -> object:
         # The store in memory, in which λ is chosen, is given no names.
-        if isinstance(what, NewExamples) and what.external_ids is None:
-            return does(self, what, *arguments)
+        if isinstance(argument, NewExamples) and argument.external_ids is None:
+            return does(self, argument, *arguments)
         if is_done:
-            does(self, what, *arguments)
+            does(self, argument, *arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:

@@ -57,21 +57,23 @@ def expected(served: ServedModel, model: GlobalModel) -> torch.Tensor:
 
 def test_an_answer_explains_itself(site_state: SiteState) -> None:
     with open_served(site_state) as served:
-        made = served.predict(queries())
-        assert torch.equal(made.probabilities, expected(served, served.model))
-        assert made.vote.probabilities is not None
-        mixed = 0.5 * made.vote.probabilities + 0.5 * made.global_probabilities
-        torch.testing.assert_close(made.probabilities, mixed)
-        assert (made.knn_weight, made.vote.num_stored) == (0.5, 50)
-        assert made.vote.neighbors.fingerprint == served.serving.model
+        prediction = served.predict(queries())
+        assert torch.equal(prediction.probabilities, expected(served, served.model))
+        assert prediction.vote.probabilities is not None
+        mixed = (
+            0.5 * prediction.vote.probabilities + 0.5 * prediction.global_probabilities
+        )
+        torch.testing.assert_close(prediction.probabilities, mixed)
+        assert (prediction.knn_weight, prediction.vote.num_stored) == (0.5, 50)
+        assert prediction.vote.neighbors.fingerprint == served.serving.model
         names = stored_names(site_state)
-        for ids, found in zip(
-            made.vote.neighbors.ids, made.vote.neighbors.names, strict=True
+        for ids, shown_names in zip(
+            prediction.vote.neighbors.ids, prediction.vote.neighbors.names, strict=True
         ):
-            assert found == [names[int(one) - 1] for one in ids]
+            assert shown_names == [names[int(example_id) - 1] for example_id in ids]
         votes = torch.zeros(16, 4, dtype=torch.float64)
-        votes.scatter_add_(1, made.vote.neighbors.labels, made.vote.weights)
-        torch.testing.assert_close(votes.float(), made.vote.probabilities)
+        votes.scatter_add_(1, prediction.vote.neighbors.labels, prediction.vote.weights)
+        torch.testing.assert_close(votes.float(), prediction.vote.probabilities)
         none = served.predict(queries()[:0])
         assert (none.probabilities.shape, none.vote.neighbors.names) == ((0, 4), [])
 
@@ -109,16 +111,16 @@ def test_predictor_is_built_once_per_model(
 def test_what_is_added_is_found_and_what_is_deleted_is_not(
     site_state: SiteState,
 ) -> None:
-    one = drawn("one", 1).examples
+    example = drawn("one", 1).examples
     with open_served(site_state) as served:
-        added = served.add(one.images, one.labels, ["mine"])
-        made = served.predict(one.images)
-        assert made.vote.neighbors.names[0][0] == "mine"
-        assert made.vote.neighbors.squared_distances[0, 0] < 1e-9
-        assert made.vote.num_stored == 51
+        added = served.add(example.images, example.labels, ["mine"])
+        prediction = served.predict(example.images)
+        assert prediction.vote.neighbors.names[0][0] == "mine"
+        assert prediction.vote.neighbors.squared_distances[0, 0] < 1e-9
+        assert prediction.vote.num_stored == 51
         deleted = served.delete(Selection(external_ids=("mine",)))
         assert deleted.tolist() == added.ids.tolist()
-        assert "mine" not in served.predict(one.images).vote.neighbors.names[0]
+        assert "mine" not in served.predict(example.images).vote.neighbors.names[0]
         assert not served.refresh()
 
 
@@ -133,13 +135,13 @@ def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
         )
         assert served.refresh()
         assert served.model.fingerprint == second.fingerprint
-        made = served.predict(queries())
-        assert torch.equal(made.probabilities, expected(served, second))
-        assert made.vote.num_stored == 53
+        prediction = served.predict(queries())
+        assert torch.equal(prediction.probabilities, expected(served, second))
+        assert prediction.vote.num_stored == 53
         assert not served.refresh()
-    found = site_state.served()
-    assert found is not None
-    assert (found.model, found.previous) == (second.fingerprint, first.fingerprint)
+    busy = site_state.served()
+    assert busy is not None
+    assert (busy.model, busy.previous) == (second.fingerprint, first.fingerprint)
     assert not site_state.folder.pending.exists()
 
 
@@ -213,9 +215,9 @@ def adapting(tmp_path: Path) -> SiteState:
 def test_it_serves_what_a_simulated_client_does(adapting: SiteState) -> None:
     expected = simulated(small_model(**ADAPTING), few_classes())
     with open_served(adapting) as served:
-        made = served.predict(queries())
+        prediction = served.predict(queries())
         assert served.serving.class_prior == PRIOR
-    assert torch.equal(made.probabilities, expected(queries()))
+    assert torch.equal(prediction.probabilities, expected(queries()))
 
 
 def test_what_is_added_and_deleted_counts_at_once(adapting: SiteState) -> None:
