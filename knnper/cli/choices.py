@@ -163,7 +163,8 @@ def _personalizations() -> Iterator[CatalogueEntry]:
 
 def _titled(known: Mapping[str, Any]) -> Iterator[CatalogueEntry]:
     for name, spec in known.items():
-        about = _paragraphs_of(spec)
+        # An object's docstring is that of its class, which describes the catalogue.
+        about = _paragraphs_of(spec) if isinstance(spec, type) else ""
         is_known = about.startswith("Settings of ") or about in spec.summary
         yield CatalogueEntry(
             name,

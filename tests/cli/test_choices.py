@@ -71,6 +71,12 @@ def test_settings_have_type_range_default_and_meaning() -> None:
     assert "There is nothing to set" in listed("methods", "fedavg").stdout
 
 
+def test_partition_is_not_described_by_its_catalogue() -> None:
+    text = listed("partitions", "dirichlet").stdout
+    assert "spread over the clients by a Dirichlet draw" in text
+    assert "catalogue" not in text
+
+
 def test_what_is_shown_can_be_set() -> None:
     found = json.loads(listed("partitions", "dirichlet", "--json").stdout)
     defaults = {
