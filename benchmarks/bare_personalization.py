@@ -15,7 +15,7 @@ from benchmarks.bare_loop import BareImages
 from benchmarks.bare_model import bare_images, embed, mobilenet_v2
 from benchmarks.workload import Workload
 from knnper.datastore.memory import KnnSettings
-from knnper.simulation.partition.split import ClientPart
+from knnper.simulation.partition.clients import ClientPart
 
 EMBEDDED_AT_ONCE = 256
 

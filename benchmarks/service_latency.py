@@ -45,7 +45,7 @@ from knnper.datastore.memory import KnnSettings
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.assembly import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
 
 MODELS = ("mobilenet_v2", "leaf_cnn")

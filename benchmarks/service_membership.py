@@ -34,7 +34,7 @@ from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.assembly import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
 from knnper.strategies.core.training import local_sgd
 

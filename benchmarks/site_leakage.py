@@ -27,7 +27,7 @@ from knnper.errors import RefusedError
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment, to_json
 from knnper.simulation.catalogue import experiment_catalogue, over_sites
-from knnper.simulation.partition.split import export_shares
+from knnper.simulation.partition.export import export_shares
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.training import mini_batches

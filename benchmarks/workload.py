@@ -36,12 +36,8 @@ from knnper.simulation.flower_nodes import (
     run_nodes,
     wait_for_nodes,
 )
-from knnper.simulation.partition.split import (
-    ClientPart,
-    Clients,
-    Partition,
-    client_names,
-)
+from knnper.simulation.partition.clients import ClientPart, Clients, Partition
+from knnper.simulation.partition.split import client_names
 from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
 from knnper.strategies.core.method import changed
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState

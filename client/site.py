@@ -49,14 +49,8 @@ from knnper.predictions import RunPredictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import (
-    KINDS,
-    Assembly,
-    bound,
-    site_catalogue,
-    task_of_experiment,
-    title_of,
-)
+from knnper.strategies.catalogue import KINDS, site_catalogue, title_of
+from knnper.strategies.core.assembly import Assembly, bound, task_of_experiment
 from knnper.strategies.core.evaluation import ClientResults, Evaluation, Validation
 from knnper.strategies.core.exported_model import (
     ModelError,

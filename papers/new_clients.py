@@ -31,9 +31,9 @@ from knnper.datastore.tuning import (
     score,
 )
 from knnper.simulation.partition.allocation import Integers
+from knnper.simulation.partition.clients import ClientPart
 from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
 from knnper.simulation.partition.settings import PartitionSettings
-from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies import evaluate
 from papers.figures import knn_settings

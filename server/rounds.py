@@ -46,7 +46,7 @@ from knnper.server.screening import (
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
 from knnper.server.weights import cap_claims, leeway
-from knnper.strategies.catalogue import Assembly
+from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.evaluation import Validation
 from knnper.strategies.core.method import UNSEEN_CLIENT, origins
 from knnper.strategies.core.records import NoState

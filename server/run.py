@@ -19,15 +19,13 @@ from knnper.server.distribution import ModelDistribution
 from knnper.server.distribution_log import Reported, ShownResults
 from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
-from knnper.server.results import (
-    summarise_groups,
-    training_summary,
-)
+from knnper.server.results import summarise_groups, training_summary
 from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import participation_of, schedule_of
-from knnper.strategies.catalogue import Assembly, own_title
+from knnper.strategies.catalogue import own_title
+from knnper.strategies.core.assembly import Assembly
 
 
 @contextlib.contextmanager

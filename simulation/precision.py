@@ -15,7 +15,7 @@ from knnper.data.examples import Dataset, Examples
 from knnper.errors import RunError
 from knnper.experiment import Experiment, Precision
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import task_of_experiment
+from knnper.strategies.core.assembly import task_of_experiment
 from knnper.strategies.core.frozen import of_embeddings
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd

@@ -15,7 +15,8 @@ from knnper.own import Door, local_door
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
 from knnper.server.run_folder import EXPERIMENT, RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.simulation.partition.split import Partition, fingerprint
+from knnper.simulation.partition.clients import Partition
+from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.catalogue import OpenDoor, without_start
 from knnper.strategies.core.exported_model import (

@@ -9,7 +9,7 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Dataset, Examples
 from knnper.server.roster import Member
 from knnper.simulation.partition.allocation import Integers
-from knnper.simulation.partition.split import Clients, Partition, PartsByName
+from knnper.simulation.partition.clients import Clients, Partition, PartsByName
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from knnper.process import keep_freed_memory
 from knnper.seeding import RandomKey
 from knnper.server.roster import Roster
 from knnper.simulation.catalogue import require_central
-from knnper.simulation.partition.split import Partition, fingerprint, make_partition
+from knnper.simulation.partition.clients import Partition
+from knnper.simulation.partition.split import fingerprint, make_partition
 from knnper.simulation.precision import with_faster_precision
 from knnper.simulation.virtual_clients import VirtualClients, VirtualMembers
-from knnper.strategies.catalogue import Assembly, bound, task_of_experiment
+from knnper.strategies.core.assembly import Assembly, bound, task_of_experiment
 from knnper.strategies.core.embedding_pool import EmbeddingPool
 from knnper.strategies.core.frozen import embedded, of_embeddings
 from knnper.strategies.core.task import Task

@@ -1,49 +1,27 @@
-"""All methods and personalisations by name, and the assembly of both for a run."""
+"""The catalogue of methods and personalisations, and checks of their settings."""
 
 import importlib
 import json
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
-from knnper.data.augmentation import augmentation_problems, require_augmentable
-from knnper.data.examples import InputSpec
+from knnper.data.augmentation import augmentation_problems
 from knnper.data.site_data import SITES, SitesSettings
 from knnper.datastore.policy import OWN_POLICY, bring_policy
 from knnper.embedding_model import ModelSettings
-from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.errors import OwnCodeError, Problem
 from knnper.experiment import Experiment, TrainingSettings
 from knnper.experiment_file import Catalogue, results_identity, to_document
-from knnper.flat_model import FlatModel
 from knnper.metrics import METRICS, OWN_METRIC
-from knnper.models import (
-    MODELS,
-    OWN_MODEL,
-    build_model,
-    can_be_narrower,
-    is_tried_out,
-    narrower,
-)
-from knnper.own import Door, Kind, explained
-from knnper.process import known_precision, prepare_process, require_precision
+from knnper.models import MODELS, OWN_MODEL
+from knnper.own import Door, Kind
 from knnper.reasons import Code, SafeReason
-from knnper.seeding import RandomKey
-from knnper.settings import (
-    Choice,
-    Own,
-    Settings,
-    SettingsTypes,
-)
-from knnper.strategies.core.compression import (
-    COMPRESSION,
-    OWN_COMPRESSOR,
-    Compressed,
-)
+from knnper.settings import Choice, Own, Settings, SettingsTypes
+from knnper.strategies.core.compression import COMPRESSION, OWN_COMPRESSOR
 from knnper.strategies.core.method import (
     AS_IT_IS,
     AsItIs,
@@ -56,11 +34,8 @@ from knnper.strategies.core.optimizers import (
     OPTIMIZERS,
     OWN_LOSS,
     OWN_OPTIMIZER,
-    criterion,
     optimizer_problem,
-    require_optimizer,
 )
-from knnper.strategies.core.task import Task
 
 
 def _methods_and_personalizers() -> Iterator[type[Method]]:
@@ -97,78 +72,6 @@ PERSONALIZERS: Mapping[str, type[Personalizer]] = MappingProxyType(
 """All personalisations by name."""
 
 
-@dataclass(frozen=True)
-class Assembly:
-    """An experiment with its model and method built; the clients come apart."""
-
-    experiment: Experiment  # with the settings that building the model has fixed
-    key: RandomKey  # the root of all random choices
-    task: Task
-    method: Method  # with its personalisation on top
-
-
-@explained()
-def task_of_experiment(
-    experiment: Experiment,
-    spec: InputSpec,
-    device: torch.device = torch.device("cpu"),
-) -> Task:
-    """Build the task; set torch's process-wide options first."""
-    require_precision(known_precision(experiment.training.precision), device)
-    prepare_process(experiment.run, device)
-    return build_task(
-        experiment.model,
-        experiment.training,
-        spec,
-        RandomKey(experiment.run.seed),
-        evaluation_batch_size=experiment.run.evaluation_batch_size,
-        device=device,
-    )
-
-
-def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
-    """Build the model and the method of an experiment."""
-    return bound(experiment, task_of_experiment(experiment, spec))
-
-
-@explained()
-def bound(experiment: Experiment, task: Task) -> Assembly:
-    """Build the method, and record in the experiment how its model was built."""
-    chosen, on_top = experiment.method, experiment.personalization
-    method = method_of(chosen)(task, chosen.settings)
-    method = personalizer_of(on_top)(task, method, on_top.settings)
-    compression = experiment.training.compression
-    if compression is not None:
-        method = Compressed(task, method, compression)
-    key = RandomKey(experiment.run.seed)
-    known = dict(_tried_out(experiment.model, task.model))
-    if task.frozen:
-        known["frozen"] = task.frozen
-    model = _with_settings(experiment.model, known)
-    return Assembly(replace(experiment, model=model), key, task, method)
-
-
-def _tried_out(choice: Choice[Settings], model: FlatModel) -> Mapping[str, Any]:
-    """Return the memory format that a timing trial chose, as a setting.
-
-    All processes of a run must use it, since it fixes the order of the weights in the
-    vector. With the setting they need no trial.
-    """
-    if not is_tried_out(choice):
-        return {}
-    return {"memory_format": model.module.memory_format}
-
-
-def _with_settings(
-    choice: Choice[Settings], known: Mapping[str, Any]
-) -> Choice[Settings]:
-    """Return a choice with other values of some settings, also in its local copy."""
-    if not known:
-        return choice
-    local = None if choice.local is None else replace(choice.local, **known)
-    return replace(choice, settings=replace(choice.settings, **known), local=local)
-
-
 def trained_as(name: str) -> str:
     """Return the method without a personalisation that makes the same rounds."""
     kind = METHODS.get(name, Method)
@@ -176,50 +79,6 @@ def trained_as(name: str) -> str:
     if kind.personalization == AS_IT_IS:
         return name
     return next(base.name for base in kind.__mro__[1:] if issubclass(base, Method))
-
-
-def build_task(
-    model: Choice[Settings],
-    training: TrainingSettings,
-    spec: InputSpec,
-    key: RandomKey,
-    *,
-    evaluation_batch_size: int,
-    device: torch.device = torch.device("cpu"),
-) -> Task:
-    """Build the task of training ``model`` on inputs of the form ``spec``."""
-    require_augmentable(training.augmentation, spec)
-    weights = training.class_weights
-    if isinstance(weights, tuple) and len(weights) != spec.num_classes:
-        message = (
-            f"found {len(weights)} values, expected one for each of the data's "
-            f"{spec.num_classes} classes"
-        )
-        raise ConfigError([Problem("training.class_weights", message)])
-
-    def build(chosen: Choice[Settings]) -> FlatModel:
-        built = build_model(chosen, spec, key.child("model"), device)
-        built.module.criterion = criterion(training.loss)
-        return built
-
-    built = build(model)
-    model = _with_settings(model, _tried_out(model, built))
-    task = Task(
-        model=built,
-        initial_weights=built.read(),
-        fresh_weights=lambda rng: build_model(model, spec, rng).read(),
-        normalize=built.normalizer(spec),
-        spec=spec,
-        training=training,
-        evaluation_batch_size=evaluation_batch_size,
-        frozen=built.frozen,
-        key=key,
-        narrower=(lambda ratio: build(narrower(model, ratio)))
-        if can_be_narrower(model)
-        else None,
-    )
-    require_optimizer(task)
-    return task
 
 
 SITE_DATA_SETS: SettingsTypes = {SITES: SitesSettings}

@@ -51,7 +51,8 @@ from knnper.simulation.reports.accuracy_table import tables_of_run
 from knnper.simulation.reports.table import Table
 from knnper.simulation.trained_model import MODEL
 from knnper.simulation.workbench import open_workbench
-from knnper.strategies.catalogue import Assembly, assemble, for_sites, identity_at_sites
+from knnper.strategies.catalogue import for_sites, identity_at_sites
+from knnper.strategies.core.assembly import Assembly, assemble
 from knnper.strategies.core.exported_model import (
     ends_with_global_model,
     global_model,

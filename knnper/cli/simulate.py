@@ -28,7 +28,7 @@ from knnper.server.observer import progress_observer
 # Modules that load torch are imported inside functions, to keep `knnper --help` fast.
 if TYPE_CHECKING:
     from knnper.server.run_folder import RunFolder
-    from knnper.simulation.partition.split import Partition
+    from knnper.simulation.partition.clients import Partition
     from knnper.simulation.workbench import Workbench
 
 _EXPERIMENT = Path(__file__).parent / "new_experiment"
@@ -129,7 +129,7 @@ def partition(
         _draw(counts, data.class_names, plot)
         say(f"The chart is in {plot}")
     if export is not None:
-        from knnper.simulation.partition.split import export_shares
+        from knnper.simulation.partition.export import export_shares
 
         files = export_shares(data, bench.partition, export)
         say(f"{len(files)} clients' data and labels.json are in {export}")

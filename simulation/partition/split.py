@@ -1,31 +1,21 @@
 """A partition: the training, validation and test samples of each client."""
 
-import bisect
 import hashlib
 import itertools
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, TypeAlias, overload
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic_core import to_jsonable_python
 
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
-from knnper.files import whole_folder
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
-from knnper.simulation.partition.allocation import (
-    Assignment,
-    ClassWeights,
-    Integers,
-    Shares,
-)
+from knnper.simulation.partition.allocation import Assignment, Integers, Shares
+from knnper.simulation.partition.clients import ClientPart, Clients, Partition
 from knnper.simulation.partition.own import own_partition
 from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.partition.settings import PartitionSettings
@@ -38,7 +28,6 @@ _LONGEST_TITLE = 60
 _UNFIT = re.compile(r"[^\w.-]")
 MOST_DRAWN = 100_000
 """With more clients, a run starts without drawing all samples, which is slow."""
-LABELS_FILE = "labels.json"
 
 
 def hold_out_random(
@@ -132,132 +121,6 @@ def _labels_at(arrays: LabelledArrays, positions: Integers) -> LabelledArrays:
         None if clients is None else clients[positions],
         None if domains is None else domains[positions],
     )
-
-
-@dataclass(frozen=True, eq=False)
-class ClientPart:
-    """One client's samples; it may have none.
-
-    Attributes
-    ----------
-    name
-        A padded decimal number, so that names sort as their numbers.
-    seen
-        Whether the client may take part in training.
-    train, validation
-        Sorted int64 indices into the training split.
-    test
-        Sorted int64 indices into the test split.
-    class_weights
-        The weight of a test example of each label, shape (c,); None for equal weights.
-    title
-        Its name in the data, as a file name; empty if the data has none. Nothing random
-        depends on it.
-    """
-
-    name: str
-    seen: bool
-    train: Integers
-    validation: Integers
-    test: Integers
-    class_weights: ClassWeights | None = None
-    title: str = ""
-
-    @property
-    def shown(self) -> str:
-        """The client's name in tables and files."""
-        return self.title or self.name
-
-
-@dataclass(frozen=True, eq=False)
-class Clients(Sequence[ClientPart]):
-    """The clients of a partition, in the order of their names.
-
-    A client's samples are computed on access: there may be a million clients.
-
-    Attributes
-    ----------
-    titles
-        As `ClientPart.title`; empty if the data names no clients.
-    seen
-        Shape (M,).
-    sizes
-        The number of training, validation and test samples, shape (3, M).
-    part
-        Computes the samples of a client.
-    origin
-        The content that all samples are computed from, for a fingerprint.
-    """
-
-    names: Sequence[str]
-    titles: Sequence[str]
-    seen: NDArray[np.bool_]
-    sizes: Integers
-    part: Callable[[int], ClientPart]
-    origin: Sequence[bytes] = ()
-
-    @classmethod
-    def of(cls, parts: Sequence[ClientPart]) -> "Clients":
-        """Return the clients with these samples."""
-        splits = [(part.train, part.validation, part.test) for part in parts]
-        sizes = np.array([list(map(len, split)) for split in splits]).T
-        return cls(
-            [part.name for part in parts],
-            [part.title for part in parts] if any(part.title for part in parts) else (),
-            np.array([part.seen for part in parts], dtype=bool),
-            sizes.reshape(3, len(parts)),
-            parts.__getitem__,
-        )
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @overload
-    def __getitem__(self, client: int) -> ClientPart: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[ClientPart]: ...
-    def __getitem__(self, client: int | slice) -> ClientPart | Sequence[ClientPart]:
-        if isinstance(client, slice):
-            return [self.part(number) for number in range(len(self))[client]]
-        return self.part(range(len(self))[client])
-
-
-@dataclass(frozen=True, eq=False)
-class PartsByName(Mapping[str, ClientPart]):
-    """The clients of a partition by name; each is computed on access."""
-
-    clients: Clients
-
-    def place(self, name: str) -> int:
-        """Return the position of a client among all."""
-        names = self.clients.names
-        place = bisect.bisect_left(names, name)
-        if place == len(names) or names[place] != name:
-            raise KeyError(name)
-        return place
-
-    def __getitem__(self, name: str) -> ClientPart:
-        return self.clients[self.place(name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.clients.names)
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """The samples of each client.
-
-    Attributes
-    ----------
-    proxy
-        The server's samples: sorted int64 indices into the training split.
-    """
-
-    clients: Clients
-    proxy: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def make_partition(
@@ -414,33 +277,3 @@ def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> NDArray[A
     seen = np.ones(num_clients, dtype=bool)
     seen[key.numpy().permutation(num_clients)[:count]] = False
     return seen
-
-
-def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[str]:
-    """Write each client's share of a data set to a file; return the files' names."""
-    if folder.exists():
-        raise DataError(f"{folder} already exists, expected a new folder")
-    task = to_jsonable_python(sites_settings(task_of(dataset)))
-    agreement: dict[str, Any] = {"data": {"name": SITES, **task}, "clients": {}}
-    names = {"class_names": np.array(dataset.class_names)}
-    if dataset.feature_names:
-        names["feature_names"] = np.array(dataset.feature_names)
-    try:
-        with whole_folder(folder) as draft:
-            for client in partition.clients:
-                arrays: dict[str, Any] = dict(names)
-                about: dict[str, Any] = {"seen": client.seen}
-                for split, source, positions in (
-                    ("train", dataset.train, client.train),
-                    ("validation", dataset.train, client.validation),
-                    ("test", dataset.test, client.test),
-                ):
-                    arrays[f"{split}_inputs"] = np.asarray(source.images[positions])
-                    arrays[f"{split}_labels"] = np.asarray(source.labels[positions])
-                    about[f"num_{split}"] = len(positions)
-                np.savez(draft / f"{client.shown}.npz", **arrays)
-                agreement["clients"][client.shown] = about
-            (draft / LABELS_FILE).write_text(json.dumps(agreement, indent=2))
-    except OSError as error:
-        raise DataError(f"{folder} cannot be written: {error}") from error
-    return [f"{client.shown}.npz" for client in partition.clients]

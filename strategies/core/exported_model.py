@@ -32,7 +32,8 @@ from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings, is_reference, parse_settings
 from knnper.strategies.auto import AutoSettings
-from knnper.strategies.catalogue import build_task, method_of
+from knnper.strategies.catalogue import method_of
+from knnper.strategies.core.assembly import build_task
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings

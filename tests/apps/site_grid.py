@@ -9,7 +9,7 @@ from knnper.cli.flower_apps import client_app
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.simulation.partition.split import export_shares
+from knnper.simulation.partition.export import export_shares
 from knnper.simulation.workbench import open_workbench
 from knnper.transport.messages import Purpose
 from tests.server.fake_grid import FakeGrid

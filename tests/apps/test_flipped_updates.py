@@ -12,7 +12,7 @@ from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.experiment import Experiment
 from knnper.server.observer import Observer
 from knnper.simulation.catalogue import over_sites
-from knnper.simulation.partition.split import export_shares
+from knnper.simulation.partition.export import export_shares
 from knnper.simulation.workbench import open_workbench
 from tests.apps.site_grid import SiteGrid, experiment
 

@@ -26,8 +26,9 @@ from knnper.experiment_file import load_experiment
 from knnper.reasons import Code, SafeReason, Word
 from knnper.server.directory import Directory
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.catalogue import assemble, for_sites
+from knnper.strategies.catalogue import for_sites
 from knnper.strategies.core import evaluation
+from knnper.strategies.core.assembly import assemble
 from knnper.transport.messages import Job, Purpose, pack, packed_of, to_content, unpack
 from tests.apps.data_faults import (
     CLASSES,

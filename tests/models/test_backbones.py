@@ -26,7 +26,7 @@ from knnper.pretrained import Images, Resized
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
-from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.assembly import build_task
 from knnper.strategies.core.frozen import embeddings_of, of_embeddings
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd

@@ -19,7 +19,7 @@ from knnper.models import build_model
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
 from knnper.split_network import split
-from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.assembly import build_task
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.trial import try_out

@@ -22,7 +22,7 @@ from knnper.flat_model import FlatModel
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.assembly import assemble
 from knnper.strategies.core.exported_model import (
     GlobalModel,
     global_model,

@@ -16,7 +16,7 @@ from knnper.datastore.memory import KnnSettings
 from knnper.datastore.tuning import ParameterGrid
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.split import Clients
+from knnper.simulation.partition.clients import Clients
 from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from papers.catalogue import make_figure

@@ -18,14 +18,11 @@ from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
 from knnper.simulation.partition.allocation import Assignment
+from knnper.simulation.partition.clients import Partition
+from knnper.simulation.partition.export import LABELS_FILE, export_shares
 from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.partition.settings import PartitionSettings
-from knnper.simulation.partition.split import (
-    LABELS_FILE,
-    Partition,
-    export_shares,
-    partition_of,
-)
+from knnper.simulation.partition.split import partition_of
 from knnper.simulation.virtual_clients import VirtualClients
 
 CHOICES: dict[str, dict[str, Any]] = {

@@ -14,8 +14,9 @@ from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
 from knnper.simulation.partition.allocation import Assignment, Integers
+from knnper.simulation.partition.clients import Partition
 from knnper.simulation.partition.pflbed import PflbedSettings, pflbed
-from knnper.simulation.partition.split import Partition, fingerprint, make_partition
+from knnper.simulation.partition.split import fingerprint, make_partition
 from knnper.simulation.virtual_clients import VirtualClients
 from tests.partition.toy_data import DATASET
 

@@ -15,13 +15,15 @@ from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
 from knnper.simulation.partition.allocation import Assignment
-from knnper.simulation.partition.schemes import PARTITIONS, IidSettings, NaturalSettings
-from knnper.simulation.partition.settings import PartitionSettings
-from knnper.simulation.partition.split import (
+from knnper.simulation.partition.clients import (
     ClientPart,
     Clients,
     Partition,
     PartsByName,
+)
+from knnper.simulation.partition.schemes import PARTITIONS, IidSettings, NaturalSettings
+from knnper.simulation.partition.settings import PartitionSettings
+from knnper.simulation.partition.split import (
     client_names,
     fingerprint,
     hold_out_last,

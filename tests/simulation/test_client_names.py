@@ -17,7 +17,8 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.label_counts import PARTITION
-from knnper.simulation.partition.split import export_shares, titles_of
+from knnper.simulation.partition.export import export_shares
+from knnper.simulation.partition.split import titles_of
 from knnper.simulation.workbench import open_workbench
 
 

@@ -22,7 +22,7 @@ from knnper.simulation.label_counts import (
     read_label_counts,
 )
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.assembly import assemble
 
 
 def document(**partition: Any) -> Mapping[str, Any]:
@@ -191,7 +191,7 @@ def test_where_bfloat16_cannot_be_run_it_is_not_chosen(
             raise RunError("this CPU cannot")
 
     monkeypatch.setattr(precision, "_WORTH_IT", math.inf)
-    monkeypatch.setattr("knnper.strategies.catalogue.require_precision", refuse)
+    monkeypatch.setattr("knnper.strategies.core.assembly.require_precision", refuse)
     experiment = load_experiment(MEASURED, experiment_catalogue())
     assert open_workbench(experiment).experiment.training.precision == "float32"
 

@@ -14,10 +14,7 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, InputSpec
 from knnper.errors import RunError
-from knnper.experiment import (
-    MultiStepSchedule,
-    TrainingSettings,
-)
+from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.flat_model import FlatModel
 from knnper.networks import (
     Mlp,
@@ -30,7 +27,7 @@ from knnper.networks import (
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
-from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.assembly import build_task
 from knnper.strategies.core.blocks import Blocks, layers, stages, whole_model
 from knnper.strategies.core.kmeans import clusters
 from knnper.strategies.core.method import UNSEEN_CLIENT

@@ -21,19 +21,14 @@ from knnper.seeding import RandomKey
 from knnper.server.fleet import Devices
 from knnper.settings import Choice
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.catalogue import task_of_experiment
+from knnper.strategies.core.assembly import task_of_experiment
 from knnper.strategies.core.compression import COMPRESSORS, Compressed
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.records import ModelState, ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from knnper.strategies.heterofl import (
-    HeteroFL,
-    HeteroFLSettings,
-    SubModel,
-    places_in,
-)
+from knnper.strategies.heterofl import HeteroFL, HeteroFLSettings, SubModel, places_in
 from knnper.strategies.knn_per import KnnMemory
 from tests.strategies.method_checks import document, problems_of, refused
 from tests.strategies.tiny import (

@@ -17,7 +17,8 @@ from knnper.models import build_model
 from knnper.networks import MlpSettings, StackedLstmSettings, TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.settings import Choice
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS, build_task
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.core.assembly import build_task
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate

@@ -20,7 +20,7 @@ from knnper.client.site_state import SiteState
 from knnper.experiment_file import load_experiment
 from knnper.files import write_atomically
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.assembly import assemble
 from knnper.strategies.core.exported_model import ModelError, save_model
 from knnper.strategies.core.records import ModelPayload
 from knnper.transport.credentials import (

@@ -14,7 +14,7 @@ from knnper.datastore.store import open_store
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
-from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.assembly import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.knn_per import knn_predictor

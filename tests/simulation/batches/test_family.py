@@ -28,13 +28,7 @@ from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
 from knnper.settings import Choice, Settings
 from knnper.simulation import origin as inputs
-from knnper.simulation.batches.family import (
-    FAILED,
-    Event,
-    Family,
-    is_done,
-    why_failed,
-)
+from knnper.simulation.batches.family import FAILED, Event, Family, is_done, why_failed
 from knnper.simulation.batches.folder import (
     BATCH,
     BatchIdentity,
@@ -60,7 +54,8 @@ from knnper.simulation.origin import (
     sign,
     sign_as,
 )
-from knnper.simulation.partition.split import Partition, make_partition
+from knnper.simulation.partition.clients import Partition
+from knnper.simulation.partition.split import make_partition
 from knnper.simulation.workbench import open_workbench
 from tests.simulation.batches.small_sweep import (
     BASE,
