@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tells the story of try.py where no image registry and no Docker daemon can be reached:
-# builds with buildah upon a stand-in for the base image, and runs a Docker daemon of its
+# Runs try.py where no image registry and no Docker daemon can be reached:
+# builds with buildah on a stand-in for the base image, and runs a Docker daemon of its
 # own in private namespaces, which is gone afterwards. Debian 12 and root only. Installs
 # Debian's buildah, docker.io and mmdebstrap; needs 10 GB in the work folder, KNNPER_WORK
 # or /tmp/knnper-images, where what is slow to make stays for the next time.
@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly PYTHON=.venv/bin/python BASE=docker.io/library/python:3.11-slim
-readonly UNABLE=77 # as automake says that a test was skipped
+readonly UNABLE=77 # automake's exit status of a skipped test
 work=${KNNPER_WORK:-/tmp/knnper-images}
 
 unable() {
@@ -58,7 +58,7 @@ make_base() {
   buildah commit -q --rm --format docker "$container" $BASE >/dev/null
 }
 
-# What pip may fetch here, it may not from inside a build: a build takes wheels only.
+# Fetched before the build, since a build has no network.
 fetch_wheels() {
   local setuptools
   local lists=(docker/requirements.txt docker/{server,client}/requirements.txt)
@@ -102,7 +102,7 @@ configure() {
 
 # Runs in namespaces of its own; what is mounted and started here ends with them.
 story() {
-  # Out of sight, so that containers stay in the memory limit of whoever called this.
+  # Unmounted, so that containers stay in the memory cgroup of the caller.
   umount /sys/fs/cgroup/unified /sys/fs/cgroup/memory 2>/dev/null || true
   mount -t tmpfs none /run
   mkdir -p /etc/docker

@@ -1,6 +1,7 @@
 """Runs from Python: what `knnper.simulate` makes, and what `Run` reads of it."""
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,15 @@ def test_it_shows_itself(run: Run, tmp_path: Path) -> None:
     (damaged / "results.json").write_text("{}")
     for shown in (repr(Run(damaged)), Page(Run(damaged)._repr_html_()).text):
         assert "<b>: damaged: " in shown
+
+
+def test_notebook_shows_a_run_without_matplotlib(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = Page(run._repr_html_())
+    assert "kNN-Per, right for" in page.text
+    assert "pip install 'knnper[report]'" in page.text
 
 
 def test_the_model_is_the_global_one(run: Run) -> None:
