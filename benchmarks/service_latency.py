@@ -40,7 +40,8 @@ from knnper.client.service.server import serve
 from knnper.client.settings import ServiceSettings
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples, InputSpec
-from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.data.site_task import SiteTask
 from knnper.datastore.memory import KnnSettings
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey

@@ -30,7 +30,8 @@ from knnper.client.service.tokens import Caller, Scope
 from knnper.client.site_state import SiteState
 from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
-from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.data.site_task import SiteTask
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue

@@ -30,7 +30,8 @@ from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site
-from knnper.data.site_data import SiteData, SitesSettings, SiteTask
+from knnper.data.site_data import SiteData
+from knnper.data.site_task import SitesSettings, SiteTask
 from knnper.datastore.memory import KnnSettings
 from knnper.errors import (
     ConfigError,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knnper.data.site_data import SITES
+from knnper.data.site_task import SITES
 from knnper.experiment import is_timed_by_clients
 from knnper.experiment_file import results_identity, to_document
 from knnper.own import explained

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.own_data import OWN_DATA
-from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
+from knnper.data.site_task import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import ConfigError, Problem, RunError
 from knnper.experiment import Experiment, is_timed_by_clients
 from knnper.experiment_file import Catalogue

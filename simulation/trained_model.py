@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from knnper.data.examples import Dataset
-from knnper.data.site_data import task_of
+from knnper.data.site_task import task_of
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.models import with_local_files

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from knnper.data.augmentation import augmentation_problems
-from knnper.data.site_data import SITES, SitesSettings
+from knnper.data.site_task import SITES, SitesSettings
 from knnper.datastore.policy import OWN_POLICY, bring_policy
 from knnper.embedding_model import ModelSettings
 from knnper.errors import OwnCodeError, Problem

@@ -36,7 +36,7 @@ from typing_extensions import override
 
 from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.data.site_data import SitesSettings
+from knnper.data.site_task import SitesSettings
 from knnper.errors import Problem, RunError
 from knnper.experiment import Experiment
 from knnper.seeding import RandomKey

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from knnper.client.client_app import make_client_app
 from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
-from knnper.data.site_data import SitesSettings, SiteTask
+from knnper.data.site_task import SitesSettings, SiteTask
 from knnper.errors import ConfigError, HarmlessFormatter, KnnPerError, Problem, RunError
 from knnper.experiment import Experiment, is_timed_by_clients
 from knnper.experiment_file import from_json, read_experiment

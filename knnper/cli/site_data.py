@@ -93,7 +93,7 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
     from pydantic_core import to_jsonable_python
 
     from knnper.data.site import task_with_statistics
-    from knnper.data.site_data import SITES, sites_settings
+    from knnper.data.site_task import SITES, sites_settings
     from knnper.yaml_text import dump_yaml
 
     if is_agreed:

@@ -39,15 +39,9 @@ from knnper.data.features import (
 )
 from knnper.data.normalization import statistics_of
 from knnper.data.numpy_files import load_arrays
-from knnper.data.site_data import (
-    ArrayInputs,
-    CollectedExamples,
-    SiteSettings,
-    SiteTask,
-    fit_inputs,
-    place_of,
-    split_texts,
-)
+from knnper.data.site_data import CollectedExamples, SiteSettings, place_of, split_texts
+from knnper.data.site_inputs import ArrayInputs, fit_inputs
+from knnper.data.site_task import SiteTask
 from knnper.data.split_names import SPLIT_WORDS, mentions_split
 from knnper.errors import DataError, warn_once
 from knnper.reasons import Code, SafeReason

@@ -38,7 +38,8 @@ from knnper.data.dividing import (
 from knnper.data.examples import Dataset
 from knnper.data.folders import folders_in, no_folder_reason
 from knnper.data.images import ImageFiles, ImageSettings
-from knnper.data.site_data import CollectedExamples, SiteSettings, SiteTask, place_of
+from knnper.data.site_data import CollectedExamples, SiteSettings, place_of
+from knnper.data.site_task import SiteTask
 from knnper.data.split_names import refuse_splits, split_folders
 from knnper.errors import DataError, warn_once
 from knnper.reasons import Code, SafeReason

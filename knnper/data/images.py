@@ -33,7 +33,9 @@ from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.folders import unreachable_reason
 from knnper.data.image_cache import cached_images
 from knnper.data.pixel_depth import wide_pixels
-from knnper.data.site_data import InputForm, OnError, ReadInputs, SiteInputs, SiteTask
+from knnper.data.site_data import OnError
+from knnper.data.site_inputs import InputForm, ReadInputs, SiteInputs
+from knnper.data.site_task import SiteTask
 from knnper.errors import DataError
 from knnper.reasons import Code, SafeReason
 from knnper.settings import PositiveInt

@@ -21,22 +21,12 @@ from knnper.data.arrays import (
 )
 from knnper.data.examples import Dataset
 from knnper.data.features import drop_index_columns, order_by_name
-from knnper.data.site_data import (
-    ArrayInputs,
-    CollectedExamples,
-    LabelSettings,
-    SiteData,
-    SiteTask,
-    fit_inputs,
-)
+from knnper.data.site_data import CollectedExamples, LabelSettings, SiteData
+from knnper.data.site_inputs import ArrayInputs, fit_inputs
+from knnper.data.site_task import SiteTask
 from knnper.errors import DataError, OwnCodeError
 from knnper.own import Kind, arguments, explained, given_to
-from knnper.settings import (
-    Choice,
-    NonNegativeInt,
-    Settings,
-    alternatives,
-)
+from knnper.settings import Choice, NonNegativeInt, Settings, alternatives
 
 OWN_SITE_DATA = Kind(
     "a function that returns SiteData, or a mapping of arrays (inputs and labels)",

@@ -29,16 +29,14 @@ from knnper.data.images import require_all_read
 from knnper.data.normalization import statistics_of
 from knnper.data.own_data import collect_own
 from knnper.data.site_data import (
-    ArrayInputs,
     CollectedExamples,
     LabelSettings,
     NamedExamples,
-    ReadInputs,
     SiteData,
-    SiteInputs,
     SiteSettings,
-    SiteTask,
 )
+from knnper.data.site_inputs import ArrayInputs, ReadInputs, SiteInputs
+from knnper.data.site_task import SiteTask
 from knnper.errors import DataError, warn_once
 from knnper.reasons import Code, SafeReason
 from knnper.settings import Choice, Settings, nearest

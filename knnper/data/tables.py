@@ -24,17 +24,9 @@ from knnper.data.examples import KINDS_OF_INPUT, Vocabulary
 from knnper.data.features import require_order
 from knnper.data.hub import find_hub_folder
 from knnper.data.images import ImageFiles
-from knnper.data.site_data import (
-    ArrayInputs,
-    CollectedExamples,
-    InputForm,
-    ReadInputs,
-    SiteInputs,
-    SiteSettings,
-    SiteTask,
-    place_of,
-    split_texts,
-)
+from knnper.data.site_data import CollectedExamples, SiteSettings, place_of, split_texts
+from knnper.data.site_inputs import ArrayInputs, InputForm, ReadInputs, SiteInputs
+from knnper.data.site_task import SiteTask
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
 from knnper.reasons import Code, SafeReason

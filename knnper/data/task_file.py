@@ -6,7 +6,7 @@ from typing import Any
 
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import DataFormat
-from knnper.data.site_data import SITES, SitesSettings, SiteTask, parse_task, task_of
+from knnper.data.site_task import SITES, SitesSettings, SiteTask, parse_task, task_of
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.files import parse_json, read_plain, require_plain
 from knnper.settings import Settings, alternatives, parse_settings

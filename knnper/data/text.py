@@ -35,14 +35,9 @@ from knnper.data.dividing import (
 )
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.folders import list_folder
-from knnper.data.site_data import (
-    ArrayInputs,
-    CollectedExamples,
-    InputForm,
-    SiteSettings,
-    SiteTask,
-    place_of,
-)
+from knnper.data.site_data import CollectedExamples, SiteSettings, place_of
+from knnper.data.site_inputs import ArrayInputs, InputForm
+from knnper.data.site_task import SiteTask
 from knnper.data.speeches import find_speeches
 from knnper.errors import DataError
 from knnper.reasons import Code, SafeReason

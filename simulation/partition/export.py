@@ -8,7 +8,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from knnper.data.examples import Dataset
-from knnper.data.site_data import SITES, sites_settings, task_of
+from knnper.data.site_task import SITES, sites_settings, task_of
 from knnper.errors import DataError
 from knnper.files import whole_folder
 from knnper.simulation.partition.clients import Partition

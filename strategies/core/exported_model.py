@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from knnper.data.examples import InputSpec
-from knnper.data.site_data import SiteTask, require_input_size
+from knnper.data.site_task import SiteTask, require_input_size
 from knnper.datastore.memory import KnnSettings, default_memory
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import Experiment, Precision, TrainingSettings

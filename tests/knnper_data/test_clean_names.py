@@ -21,7 +21,7 @@ from knnper.data.examples import Dataset, InputSpec
 from knnper.data.hugging_face import HuggingFaceSettings
 from knnper.data.image_folders import ImageFolderSettings
 from knnper.data.leaf import LeafSettings
-from knnper.data.site_data import SitesSettings, SiteTask
+from knnper.data.site_task import SitesSettings, SiteTask
 from knnper.data.tables import TableSettings
 from knnper.data.text import PlaysSettings, read_texts
 from knnper.data.text import read_files as read_plays

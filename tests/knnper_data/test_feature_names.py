@@ -14,7 +14,8 @@ from knnper.data.arrays import NpzFileSettings
 from knnper.data.examples import Dataset, InputSpec
 from knnper.data.features import order_by_name, pandas_index
 from knnper.data.own_data import OWN_DATA, load_own
-from knnper.data.site_data import SiteData, SiteTask, task_of
+from knnper.data.site_data import SiteData
+from knnper.data.site_task import SiteTask, task_of
 from knnper.data.tables import TableSettings
 from knnper.errors import DataError, OwnCodeError
 from knnper.own import Door

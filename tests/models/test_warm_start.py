@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from knnper.data.examples import Examples, InputSpec
-from knnper.data.site_data import SiteTask
+from knnper.data.site_task import SiteTask
 from knnper.errors import ConfigError
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment

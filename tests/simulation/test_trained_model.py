@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from knnper.data.site_data import task_of
+from knnper.data.site_task import task_of
 from knnper.data.task_file import read_task
 from knnper.errors import RunError
 from knnper.experiment_file import load_experiment

@@ -26,7 +26,7 @@ from knnper.client.settings import ServiceSettings
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.characters import CHARACTER_NAMES, NUM_TOKENS
 from knnper.data.examples import InputSpec
-from knnper.data.site_data import SiteTask
+from knnper.data.site_task import SiteTask
 from knnper.datastore.examples import InputLayout, StoreSpec
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import Store, create_store

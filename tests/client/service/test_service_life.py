@@ -30,7 +30,8 @@ from knnper.client.service.tokens import Tokens
 from knnper.client.settings import ServiceCertificate, ServiceSettings
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
-from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.data.site_task import SiteTask
 from knnper.datastore.examples import Added, Ids, Selection
 from knnper.datastore.prediction import KERNELS, Prediction, neighbor_vote
 from knnper.errors import KnnPerError, RunError

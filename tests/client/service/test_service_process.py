@@ -20,7 +20,8 @@ from knnper.cli.app import app
 from knnper.client.service.tokens import Tokens
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
-from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.data.site_task import SiteTask
 from knnper.transport.credentials import issue_server_certificate, new_authority
 from tests.client.service.small_service import (
     CLASSES,

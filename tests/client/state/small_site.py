@@ -8,7 +8,8 @@ import torch
 
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples, InputSpec
-from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.data.site_task import SiteTask
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.store import open_store
 from knnper.experiment_file import load_experiment

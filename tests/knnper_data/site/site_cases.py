@@ -11,7 +11,8 @@ from knnper.data.catalogue import SITE_DATA
 from knnper.data.examples import InputSpec
 from knnper.data.own_data import OWN_SITE_DATA
 from knnper.data.site import open_site, survey_site
-from knnper.data.site_data import SiteData, SiteSettings, SiteTask
+from knnper.data.site_data import SiteData, SiteSettings
+from knnper.data.site_task import SiteTask
 from knnper.errors import Problem
 from knnper.own import Door
 from knnper.settings import Choice, Settings, parse_settings

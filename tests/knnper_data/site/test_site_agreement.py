@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_jsonable_python
 
-from knnper.data.site_data import SitesSettings, SiteTask, parse_task, sites_settings
+from knnper.data.site_task import SitesSettings, SiteTask, parse_task, sites_settings
 from knnper.data.task_file import read_task
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.settings import parse_settings

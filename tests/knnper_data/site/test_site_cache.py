@@ -19,7 +19,8 @@ from PIL import Image
 
 from knnper.data.images import open_image
 from knnper.data.site import open_site
-from knnper.data.site_data import SiteData, SiteTask
+from knnper.data.site_data import SiteData
+from knnper.data.site_task import SiteTask
 from knnper.errors import DataError
 from knnper.settings import Choice
 from tests.fresh_process import run_fresh

@@ -12,7 +12,7 @@ from PIL import Image
 from knnper.data.examples import InputSpec
 from knnper.data.images import read_image
 from knnper.data.site_check import check_site
-from knnper.data.site_data import SiteTask
+from knnper.data.site_task import SiteTask
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import (
     FEATURES,

@@ -6,7 +6,8 @@ import pytest
 
 from knnper.data.arrays import NpzSettings
 from knnper.data.site import match_labels
-from knnper.data.site_data import ArrayInputs, CollectedExamples
+from knnper.data.site_data import CollectedExamples
+from knnper.data.site_inputs import ArrayInputs
 from knnper.errors import DataError
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from knnper.client.settings import read_client
 from knnper.data.site import open_site
-from knnper.data.site_data import SiteData, SiteTask
+from knnper.data.site_data import SiteData
+from knnper.data.site_task import SiteTask
 from knnper.errors import ConfigError, OwnCodeError
 from tests.knnper_data.site.site_cases import (
     IMAGES,

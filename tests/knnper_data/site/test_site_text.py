@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from knnper.data.characters import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
 from knnper.data.examples import InputSpec
 from knnper.data.site_check import check_site
-from knnper.data.site_data import ArrayInputs, SiteData, SiteTask, fit_inputs
+from knnper.data.site_data import SiteData
+from knnper.data.site_inputs import ArrayInputs, fit_inputs
+from knnper.data.site_task import SiteTask
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import FEATURES, THREE, opened, surveyed
 

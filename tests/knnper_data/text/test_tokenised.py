@@ -12,7 +12,7 @@ from knnper.data.catalogue import DATA_SETS, SITE_DATA, load_data
 from knnper.data.examples import Dataset, InputSpec, Vocabulary
 from knnper.data.normalization import normalizer
 from knnper.data.site import open_site, survey_site
-from knnper.data.site_data import SiteTask, sites_settings, task_of
+from knnper.data.site_task import SiteTask, sites_settings, task_of
 from knnper.errors import DataError, Problem
 from knnper.settings import Choice, Settings, parse_settings
 from tests.knnper_data.text.tokenizers_made import make_tokenizer
