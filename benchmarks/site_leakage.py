@@ -22,7 +22,8 @@ from torch import Tensor
 
 from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.runtime import TrainingRequest
-from knnper.client.site import SiteNode, SiteRuntime
+from knnper.client.site import SiteNode
+from knnper.client.site_runtime import SiteRuntime
 from knnper.errors import RefusedError
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment, to_json

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message
 
 from knnper.client import site as host
 from knnper.client.limits import ANSWERS
-from knnper.client.site import OWN_LOG
+from knnper.client.site_runtime import OWN_LOG
 from knnper.data.characters import CHARACTER_NAMES
 from knnper.datastore.examples import StoreBusyError
 from knnper.errors import DataError, KnnPerError, RefusedError, text_for_others

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from knnper.client.client_app import make_client_app
 from knnper.client.runtime import DataSource, Personalized, TrainingRequest
-from knnper.client.site import CONFIG, SiteNode, SiteRuntime
+from knnper.client.site import CONFIG, SiteNode
+from knnper.client.site_runtime import SiteRuntime
 from knnper.data.examples import ClientData, Examples
 from knnper.strategies.core.evaluation import ClientResults
 from knnper.transport.flower_protocol import APP_FAILED

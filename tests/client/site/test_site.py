@@ -22,14 +22,8 @@ from knnper.client import site as host
 from knnper.client.client_app import _record, _reply
 from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.client.settings import read_client
-from knnper.client.site import (
-    KEPT,
-    OWN_LOG,
-    MetricsPolicy,
-    SiteNode,
-    SiteRuntime,
-    run_states,
-)
+from knnper.client.site import KEPT, SiteNode, run_states
+from knnper.client.site_runtime import OWN_LOG, MetricsPolicy, SiteRuntime
 from knnper.client.state_store import ClientStateStore
 from knnper.errors import CodecError, DataError, RefusedError, RunError
 from knnper.experiment import Experiment

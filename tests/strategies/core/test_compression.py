@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from knnper.client.site import MetricsPolicy
+from knnper.client.site_runtime import MetricsPolicy
 from knnper.errors import CodecError, RunError, TrainingDivergedError
 from knnper.experiment import TrainingSettings
 from knnper.experiment_file import load_experiment
