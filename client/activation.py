@@ -21,7 +21,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextlib.contextmanager
-def locked(state: Path) -> Iterator[None]:
+def lock_state(state: Path) -> Iterator[None]:
     """Lock a state folder for this process; the kernel releases it when that ends."""
     try:
         files.make_private(state)
@@ -40,7 +40,7 @@ def locked(state: Path) -> Iterator[None]:
         yield
 
 
-def holder(state: Path) -> int | None:
+def node_process(state: Path) -> int | None:
     """Return the process that has locked a state folder; None if none has."""
     process = files.lock_holder(state / LOCK_FILE)
     if process is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from knnper.client.activation import Activation, holder
+from knnper.client.activation import Activation, node_process
 from knnper.client.limits import REFUSALS, last_refusal
 from knnper.client.server_checks import server_checks
 from knnper.client.settings import ClientSettings
@@ -148,7 +148,7 @@ def check_registration(settings: ClientSettings, path: Path, ca: Path) -> Findin
 def _judge_standing(settings: ClientSettings, standing: Standing | None) -> Finding:
     """Judge what the gateway knows of the key: its name and last activity."""
     state, name = settings.state, settings.name
-    process = holder(state)
+    process = node_process(state)
     if standing is None or standing.name is None:
         return fine("the server knows the key; it sends no name")
     if standing.name != name:

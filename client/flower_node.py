@@ -59,7 +59,7 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
 
-from knnper.client.refusal import Refusal, refusal_of, unknown_key
+from knnper.client.refusal import Refusal, refusal_of, refusal_of_signature
 from knnper.errors import RunError, printable, text_for_others
 from knnper.transport import flower_protocol as flower
 
@@ -133,7 +133,7 @@ class TaskQueue:
         return None
 
 
-def installed_app(reference: str) -> ClientApp:
+def load_app(reference: str) -> ClientApp:
     """Return the ClientApp ``MODULE:NAME``."""
     module, _, name = reference.partition(":")
     app = getattr(importlib.import_module(module), name, None)
@@ -170,7 +170,7 @@ def run_message(
         reply = app(message=message, context=context)
     except Exception as error:  # an app may raise any
         log.error("the ClientApp failed", exc_info=error)
-        reply = Message(_as_reply(error), reply_to=message)
+        reply = Message(_describe_error(error), reply_to=message)
     status = SubStatus.COMPLETED
     details = ""
     if reply.has_error():
@@ -226,7 +226,7 @@ def _connect_task(address: str, token: str) -> RuntimeHttpClient:
     )
 
 
-def _as_reply(error: Exception) -> Error:
+def _describe_error(error: Exception) -> Error:
     # Its text may hold data of the site.
     return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text_for_others(error))
 
@@ -278,13 +278,13 @@ class _Refused(BaseException):
         self.refusal = refusal
 
 
-def new_state() -> NodeStateFactory:
+def make_state() -> NodeStateFactory:
     """Return the storage of a SuperNode's messages and tasks."""
     return NodeStateFactory(objectstore_factory=ObjectStoreFactory())
 
 
 @contextlib.contextmanager
-def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
+def serve_runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
     """Serve the Runtime API to the runner, in a thread; yield HOST:PORT."""
     config = uvicorn.Config(
         create_app(state_factory=state, superexec_auth_secret=secret),
@@ -322,7 +322,7 @@ def serve(
     rejected_signatures: list[Refusal] = []
     ca, key = server.ca, server.key
     try:
-        with _adapted(hooks, rejected_signatures):
+        with _replace_parts(hooks, rejected_signatures):
             main_loop.start_client_internal(
                 state_factory=state,
                 server_address=server.address,
@@ -367,28 +367,36 @@ def quick_pulls() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _adapted(hooks: Hooks, rejected_signatures: list[Refusal]) -> Iterator[None]:
-    """Replace parts of Flower's node by the hooks, within the block."""
+def _replace_parts(hooks: Hooks, rejected_signatures: list[Refusal]) -> Iterator[None]:
+    """Replace parts of Flower's node within the block, so that it calls the hooks."""
 
     def sleep(seconds: float) -> None:  # 3 s without a message, 0.5 s without a reply
         (hooks.no_message if seconds > 1 else hooks.no_reply)()
 
     def kill(process: int, number: int) -> None:
-        rejected_signatures.append(unknown_key())
+        rejected_signatures.append(refusal_of_signature())
         os.kill(process, number)
 
     pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
     patches: tuple[tuple[object, str, object], ...] = (
         (main_loop, "time", SimpleNamespace(sleep=sleep)),
-        (main_loop, "pull_objects", _failing_with_its_run(pull)),
+        (main_loop, "pull_objects", _end_with_run(pull)),
         # The process handles signals itself: Flower's handlers take seconds.
         (main_loop, "register_signal_handlers", lambda **_: None),
-        (main_loop, "_init_connection", _announcing(hooks)),
+        (main_loop, "_init_connection", _connect_with_hooks(hooks)),
         (fleet_http_connection, "flwr_exit", _refuse),
         # Its heartbeat ends the process of a node that the server does not know.
         (fleet_http_connection, "os", SimpleNamespace(getpid=os.getpid, kill=kill)),
-        (fleet_http_connection, "make_simple_http_retry_invoker", _retries(hooks)),
-        (fleet_http_connection, "HeartbeatSender", _sparing(hooks.is_heard)),
+        (
+            fleet_http_connection,
+            "make_simple_http_retry_invoker",
+            _retry_with_hooks(hooks),
+        ),
+        (
+            fleet_http_connection,
+            "HeartbeatSender",
+            _send_heartbeats_unless(hooks.is_heard),
+        ),
     )
     with contextlib.ExitStack() as stack:
         for module, name, replacement in patches:
@@ -396,7 +404,7 @@ def _adapted(hooks: Hooks, rejected_signatures: list[Refusal]) -> Iterator[None]
         yield
 
 
-def _failing_with_its_run(receive: Callable[..., T]) -> Callable[..., T]:
+def _end_with_run(receive: Callable[..., T]) -> Callable[..., T]:
     """Wrap a step of receiving a message, to raise `RunError` if its run has ended.
 
     Only then does the main loop remove the task that it has made for the message; a
@@ -413,7 +421,9 @@ def _failing_with_its_run(receive: Callable[..., T]) -> Callable[..., T]:
     return wrapped
 
 
-def _sparing(is_heard: Callable[[], bool]) -> Callable[..., HeartbeatSender]:
+def _send_heartbeats_unless(
+    is_heard: Callable[[], bool],
+) -> Callable[..., HeartbeatSender]:
     """Return a factory of heartbeats that are skipped while the server hears the node.
 
     Each needs a second connection while the first waits for a message.
@@ -425,7 +435,7 @@ def _sparing(is_heard: Callable[[], bool]) -> Callable[..., HeartbeatSender]:
     return make
 
 
-def _announcing(hooks: Hooks) -> Callable[..., Any]:
+def _connect_with_hooks(hooks: Hooks) -> Callable[..., Any]:
     """Wrap Flower's connection, to call the hooks for a connection and a message."""
     connect = main_loop._init_connection
 
@@ -442,7 +452,7 @@ def _announcing(hooks: Hooks) -> Callable[..., Any]:
                     hooks.received(metadata.message_type, metadata.group_id)
                 return received
 
-            confirm = _failing_with_its_run(confirm_message_received)
+            confirm = _end_with_run(confirm_message_received)
             yield node_id, receive_and_announce, *others, confirm
 
     return announce
@@ -453,7 +463,7 @@ def _refuse(code: int, message: str = "") -> NoReturn:  # noqa: ARG001 (as Flowe
     raise _Refused(refusal_of(int(match[1]) if match else 0, message))
 
 
-def _retries(hooks: Hooks) -> Callable[[], RetryInvoker]:
+def _retry_with_hooks(hooks: Hooks) -> Callable[[], RetryInvoker]:
     """Return a factory of retries that come soon and report lasting refusals."""
 
     def make() -> RetryInvoker:
@@ -463,14 +473,14 @@ def _retries(hooks: Hooks) -> Callable[[], RetryInvoker]:
         def give_up(error: Exception) -> bool:
             response = getattr(error, "response", None)
             if response is not None and response.status_code == 401:
-                raise _Refused(unknown_key())
+                raise _Refused(refusal_of_signature())
             return gives_up is not None and gives_up(error)
 
-        invoker.on_backoff = _both(
-            lambda state: hooks.unreachable(_reason(state.exception)),
+        invoker.on_backoff = _call_both(
+            lambda state: hooks.unreachable(_describe_failure(state.exception)),
             invoker.on_backoff,
         )
-        invoker.on_success = _both(lambda _: hooks.reachable(), invoker.on_success)
+        invoker.on_success = _call_both(lambda _: hooks.reachable(), invoker.on_success)
         invoker.should_giveup = give_up
         invoker.wait_gen_factory = lambda: exponential(max_delay=_LONGEST_RETRY_S)
         return invoker
@@ -478,7 +488,7 @@ def _retries(hooks: Hooks) -> Callable[[], RetryInvoker]:
     return make
 
 
-def _both(
+def _call_both(
     first: Callable[[RetryState], None], second: Callable[[RetryState], None] | None
 ) -> Callable[[RetryState], None]:
     def call(state: RetryState) -> None:
@@ -489,7 +499,7 @@ def _both(
     return call
 
 
-def _reason(error: Exception | None) -> str:
+def _describe_failure(error: Exception | None) -> str:
     """Describe in few words why a request failed."""
     response = getattr(error, "response", None)
     if isinstance(response, httpx.Response):

@@ -19,19 +19,19 @@ from typing import Any, NoReturn
 
 import httpx
 
-from knnper.client.activation import Activation, locked
+from knnper.client.activation import Activation, lock_state
 from knnper.client.flower_node import (
     Hooks,
     Server,
     deactivate,
-    new_state,
-    runtime_api,
+    make_state,
     serve,
+    serve_runtime_api,
 )
 from knnper.client.node_log import WaitLog
 from knnper.client.plain_node import serve_plainly
 from knnper.client.refusal import NotAcceptedError, Refusal, RetryPolicy
-from knnper.client.runner import RunnerOptions, RunnerProcess, started
+from knnper.client.runner import RunnerOptions, RunnerProcess, start_runner
 from knnper.client.server_checks import GATEWAY, server_checks
 from knnper.client.settings import ClientSettings
 from knnper.errors import CredentialError, RunError
@@ -96,7 +96,7 @@ def run_client(settings: ClientSettings, options: NodeOptions) -> None:
     Refusal
         If the server does not accept the client within ``patience_s``.
     """
-    with locked(settings.state), _stopped_by_sigterm():
+    with lock_state(settings.state), _stopped_by_sigterm():
         os.environ["FLWR_HOME"] = str(settings.state / "flwr")
         node = _Node(settings, options, Activation.of(settings.state))
         if settings.insecure:
@@ -146,9 +146,9 @@ class _Node:
         if is_plain() or self._options.allow_app_code:
             self._serve_plainly()
         options = self._options
-        state = new_state()
+        state = make_state()
         secret = secrets.token_bytes(32)
-        with runtime_api(state, secret) as api_address:
+        with serve_runtime_api(state, secret) as api_address:
             runner_options = RunnerOptions(
                 address=api_address,
                 secret=secret.hex(),
@@ -156,11 +156,11 @@ class _Node:
                 app=options.app,
                 verbose=options.verbose,
             )
-            with started(runner_options) as runner:
-                stay = _Stay(
+            with start_runner(runner_options) as runner:
+                membership = _Membership(
                     self._server.address, runner, self._activation, options.is_done
                 )
-                self._join(stay, lambda: self._serve(stay, state, secret))
+                self._join(membership, lambda: self._serve(membership, state, secret))
 
     def _serve_plainly(self) -> NoReturn:
         """Run Flower's own node, again whenever it ends."""
@@ -190,19 +190,19 @@ class _Node:
             except Refusal as refusal:
                 retry_policy.wait(refusal)
 
-    def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
+    def _join(self, membership: "_Membership", serve: Callable[[], None]) -> None:
         """Call ``serve``, again after refusals, until the node has joined."""
         retry_policy = RetryPolicy(self._options.patience_s)
-        while not stay.has_begun:
+        while not membership.has_begun:
             try:
                 serve()
             except Refusal as refusal:
-                if stay.has_begun:
+                if membership.has_begun:
                     log.warning("%s", refusal)
                 elif not self._has_made_room(refusal):
                     retry_policy.wait(self._explain(refusal))
             finally:
-                if stay.has_begun:
+                if membership.has_begun:
                     self._activation.forget()
 
     def _explain(self, refusal: Refusal) -> Refusal:
@@ -216,14 +216,14 @@ class _Node:
             f"knnper site doctor {settings.file}",
         )
 
-    def _serve(self, stay: "_Stay", state: Any, secret: bytes) -> None:
+    def _serve(self, membership: "_Membership", state: Any, secret: bytes) -> None:
         # The operator may have replaced the key; a half-copied one is read next time.
         with contextlib.suppress(CredentialError):
             self._server = self._read_server()
         require_server(self._server.address, self._server.ca)
-        stay.runner.wait_until_ready()
+        membership.runner.wait_until_ready()
         config: dict[str, Any] = {"config": str(self._settings.file)}
-        serve(self._server, state, secret, config, stay.hooks())
+        serve(self._server, state, secret, config, membership.hooks())
 
     def _has_made_room(self, refusal: Refusal) -> bool:
         """Deactivate the node that a crash of this client left online, if it did."""
@@ -240,8 +240,8 @@ class _Node:
         return True
 
 
-class _Stay:
-    """One stay in the federation: whether it has begun, and the node's waits."""
+class _Membership:
+    """A node's membership in the federation: whether it has begun, and the waits."""
 
     def __init__(
         self,

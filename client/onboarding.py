@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from knnper.client.activation import holder
+from knnper.client.activation import node_process
 from knnper.client.data_changes import DataChanges
 from knnper.client.node import NodeOptions, run_client
 from knnper.client.node_log import log_to_stderr
@@ -188,7 +188,7 @@ def _running_node(
     verbose: bool,
 ) -> Iterator[BaseProcess | None]:
     """Run the client's node in another process; yield None where one runs already."""
-    if holder(settings.state) is not None:
+    if node_process(settings.state) is not None:
         yield None
         return
     context = multiprocessing.get_context("spawn")

@@ -50,7 +50,7 @@ def refusal_of(code: int, message: str) -> Refusal:
     return Refusal(f"the server did not take this client: {reason}")
 
 
-def unknown_key() -> Refusal:
+def refusal_of_signature() -> Refusal:
     """Return the refusal of a signature."""
     return Refusal(
         "the server refuses this client's signature: the key was removed there, or the "

@@ -2,8 +2,8 @@
 
 A process can be ended from outside, a thread cannot. So each message has a process, and
 a message that hangs does not block later messages. The node starts the runner
-(`started`), sends it options and wake-up calls on standard input, and the runner asks
-the node for tasks over its Runtime API.
+(`start_runner`) and sends it options and wake-up calls on standard input; the runner
+asks the node for tasks over its Runtime API.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from flwr.proto.task_pb2 import Task
 from knnper.client.deadline import DEADLINE_PASSED
 from knnper.client.flower_node import (
     TaskQueue,
-    installed_app,
+    load_app,
     report_failure,
     run_message,
 )
@@ -75,7 +75,7 @@ class Runner:
         import faiss  # noqa: F401
         import torch  # noqa: F401
 
-        self._app = installed_app(options.app)
+        self._app = load_app(options.app)
         # The memory that exists now stays shared with the forks.
         gc.collect()
         gc.freeze()
@@ -251,7 +251,7 @@ class RunnerProcess:
 
 
 @contextlib.contextmanager
-def started(options: RunnerOptions) -> Iterator[RunnerProcess]:
+def start_runner(options: RunnerOptions) -> Iterator[RunnerProcess]:
     """Yield a runner that ends with the block."""
     runner = RunnerProcess(options)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.activation import locked
+from knnper.client.activation import lock_state
 from knnper.client.site_state import SiteState
 from knnper.errors import RunError
 from knnper.files import (
@@ -97,7 +97,7 @@ def test_whatever_makes_a_state_folder_makes_it_private(tmp_path: Path) -> None:
     make_private(tmp_path / "above" / "state")
     assert mode(tmp_path / "above" / "state") == 0o700
     SiteState(tmp_path / "site_state", "site-a")
-    with locked(tmp_path / "node"):
+    with lock_state(tmp_path / "node"):
         pass
     assert mode(tmp_path / "site_state") == mode(tmp_path / "node") == 0o700
 

@@ -25,7 +25,7 @@ from knnper.client.service.endpoints import PICTURE_PATH, Service, router
 from knnper.client.service.errors import RequestError, error_response, handle_error
 from knnper.client.service.forms import FORM_FIELD
 from knnper.client.service.metrics import Metered, Metrics
-from knnper.client.service.session import Current, Workers
+from knnper.client.service.session import ModelWatcher, Workers
 from knnper.client.service.tokens import Tokens
 from knnper.errors import KnnPerError
 
@@ -52,23 +52,23 @@ def make_service(
         Tokens that are accepted; None answers this machine alone.
     """
     limits = limits or RequestLimits()
-    current = Current(open_served, limits.poll_s)
+    watcher = ModelWatcher(open_served, limits.poll_s)
     readers = Workers("predict", limits.num_readers, limits.max_waiting, limits.seconds)
     writers = Workers("store", 1, limits.max_waiting, limits.seconds)
-    metrics = Metrics(current)
+    metrics = Metrics(watcher)
     service = Service(
-        client_name, current, limits, Bodies(limits), readers, writers, metrics
+        client_name, watcher, limits, Bodies(limits), readers, writers, metrics
     )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        current.start()
+        watcher.start()
         try:
             yield
         finally:
             readers.close()
             writers.close()
-            current.close()
+            watcher.close()
 
     app = FastAPI(
         title="knnper",
@@ -135,7 +135,7 @@ def _describe(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
         inputs.FORM,
     )
     with contextlib.suppress(RequestError):  # there is no model yet
-        reader = service.reader(service.current.served())
+        reader = service.reader(service.watcher.served())
         prediction, addition = reader.prediction, reader.addition
         deletion, media_types = reader.deletion, reader.media_types
     _, definitions = models_json_schema(

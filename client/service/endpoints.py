@@ -34,9 +34,9 @@ from knnper.client.service.documents import (
 )
 from knnper.client.service.errors import RequestError, documented
 from knnper.client.service.files import encode_png, is_picture
-from knnper.client.service.inputs import Reader, reader_of
+from knnper.client.service.inputs import RequestReader, request_reader
 from knnper.client.service.metrics import Metrics
-from knnper.client.service.session import Current, Workers
+from knnper.client.service.session import ModelWatcher, Workers
 from knnper.client.service.tokens import SCOPES, Caller
 from knnper.datastore.examples import ExamplesMissingError, NotErasedError, Selection
 
@@ -60,18 +60,18 @@ class Service:
     """The parts of a service; the application has it as ``state.service``."""
 
     client_name: str
-    current: Current
+    watcher: ModelWatcher
     limits: RequestLimits
     bodies: Bodies
     readers: Workers
     writers: Workers
     metrics: Metrics
 
-    def reader(self, served: ServedModel) -> Reader:
+    def reader(self, served: ServedModel) -> RequestReader:
         """Return the reader of requests for a model."""
         names = served.model.class_names or map(str, range(served.store.num_classes))
         features = served.model.card.feature_names
-        return reader_of(served.model.spec, tuple(names), self.limits, features)
+        return request_reader(served.model.spec, tuple(names), self.limits, features)
 
 
 async def _service(request: Request) -> Service:
@@ -83,7 +83,7 @@ OfService = Annotated[Service, Depends(_service)]
 
 
 async def _served(service: OfService) -> ServedModel:
-    return service.current.served()
+    return service.watcher.served()
 
 
 Served = Annotated[ServedModel, Depends(_served)]
@@ -110,15 +110,15 @@ async def predict(
     """
     async with service.bodies.read(request) as body:
         budget = Budget(service.limits)
-        current = service.current
+        watcher = service.watcher
 
         def work() -> str:
             reader = service.reader(served)
             inputs = reader.inputs(body, budget)
-            current.require_time_for(len(inputs), budget.seconds)
+            watcher.require_time_for(len(inputs), budget.seconds)
             began = time.perf_counter()
             prediction = served.predict(inputs)
-            current.record_speed(len(inputs), time.perf_counter() - began)
+            watcher.record_speed(len(inputs), time.perf_counter() - began)
             answer = predictions_of(prediction, reader.class_names)
             service.metrics.count_predictions(
                 prediction.class_name for prediction in answer.predictions
@@ -148,7 +148,7 @@ async def add(served: Served, service: OfService, request: Request) -> Addition:
 
         def work() -> Addition:
             inputs, labels, names = service.reader(served).examples(body, budget)
-            service.current.require_time_for(len(inputs), budget.seconds)
+            service.watcher.require_time_for(len(inputs), budget.seconds)
             new_names = [name for name in names if name is not None]
             num_taken = len(
                 served.store.select(Selection(external_ids=tuple(new_names)))

@@ -119,8 +119,8 @@ class DeletionRequest(_Strict):
     arrived_before: Time = LATEST
 
 
-class Reader:
-    """Reads the requests for one model; `reader_of` keeps it, since types are slow.
+class RequestReader:
+    """Reads the requests for one model; made by `request_reader`, which keeps it.
 
     Attributes
     ----------
@@ -387,7 +387,7 @@ class Reader:
 
 
 # Pydantic needs long to build the types of a model, so they are built once.
-reader_of = functools.lru_cache(maxsize=4)(Reader)
+request_reader = functools.lru_cache(maxsize=4)(RequestReader)
 
 
 def _list_of(item: Any, min_length: int, max_length: int) -> Any:

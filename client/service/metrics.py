@@ -15,7 +15,7 @@ from prometheus_client import (
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from knnper.client.service.errors import RequestError
-from knnper.client.service.session import Current
+from knnper.client.service.session import ModelWatcher
 
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"))
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -24,8 +24,8 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 class Metrics:
     """Counters of requests, and gauges of the model that is served."""
 
-    def __init__(self, current: Current) -> None:
-        self._current = current
+    def __init__(self, watcher: ModelWatcher) -> None:
+        self._watcher = watcher
         self._registry = CollectorRegistry()
         counter = functools.partial(Counter, registry=self._registry)
         labels = ("method", "path", "status")
@@ -67,12 +67,12 @@ class Metrics:
         gauge = functools.partial(Gauge, registry=gauges)
         ready = gauge("knnper_ready", "Whether the service predicts.")
         with contextlib.suppress(RequestError):  # nothing is served yet
-            served = self._current.served()
+            served = self._watcher.served()
             ready.set(1)
             gauge(
                 "knnper_following",
                 "Whether a newer model would be served; 0: the log has the reason.",
-            ).set(not self._current.problem)
+            ).set(not self._watcher.problem)
             gauge("knnper_store_examples", "Examples in the store.").set(
                 len(served.store)
             )

@@ -17,7 +17,7 @@ _TRIALS = 3
 _LOG = logging.getLogger(__name__)
 
 
-class Current:
+class ModelWatcher:
     """Opens the served model once one is installed, and follows newer installations.
 
     An error never ends the service: the model before is served until the next attempt.

@@ -35,7 +35,7 @@ from knnper.yaml_text import parse_yaml
 
 TIMES_AS_LONG, MOST_TIMES = 4, 9.0
 LIMITS = bodies.RequestLimits()
-READER = inputs.Reader(
+READER = inputs.RequestReader(
     InputSpec((8, 8, 1), 3, (0.5,), (0.25,)), ("cat", "dog", "eel"), LIMITS
 )
 Make = Callable[[int], Any]

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from knnper.client.activation import Activation, locked
+from knnper.client.activation import Activation, lock_state
 from knnper.client.doctor import client_checks
 from knnper.client.limits import note_refusal
 from knnper.client.runtime import Personalized
@@ -407,7 +407,7 @@ def test_what_the_server_says_of_a_key(
 
 def test_the_own_node_is_no_second_one(key: Path) -> None:
     state = key.parent / "state"
-    with locked(state):
+    with lock_state(state):
         finding = registered(key, 400, standing("site-a", 0.1))
         told(finding, OK, "its node runs")
         Activation.of(state).note(7)

@@ -20,9 +20,9 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as main_loop
 
 from knnper.client import flower_node
-from knnper.client.activation import Activation, holder, locked
+from knnper.client.activation import Activation, lock_state, node_process
 from knnper.client.deadline import DEADLINE_PASSED, Deadline, process_ends_after
-from knnper.client.flower_node import _as_reply
+from knnper.client.flower_node import _describe_error
 from knnper.client.node import require_server
 from knnper.client.node_log import WaitLog
 from knnper.client.refusal import NotAcceptedError, Refusal, RetryPolicy, refusal_of
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 
 
 def _of(state: Path) -> Activation:
-    with locked(state):
+    with lock_state(state):
         return Activation.of(state)
 
 
@@ -62,16 +62,22 @@ def test_a_copy_of_the_folder_does_not_put_out_the_original(tmp_path: Path) -> N
 
 def test_a_folder_has_one_node(tmp_path: Path) -> None:
     state = tmp_path / "new" / "state"
-    assert holder(state) is None
-    with locked(state):
-        assert holder(state) == os.getpid()
-        with pytest.raises(RunError, match=rf"process {os.getpid()}"), locked(state):
+    assert node_process(state) is None
+    with lock_state(state):
+        assert node_process(state) == os.getpid()
+        with (
+            pytest.raises(RunError, match=rf"process {os.getpid()}"),
+            lock_state(state),
+        ):
             pass
-    assert holder(state) is None
-    with locked(state):
+    assert node_process(state) is None
+    with lock_state(state):
         pass
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(RunError, match="cannot be written"), locked(tmp_path / "file"):
+    with (
+        pytest.raises(RunError, match="cannot be written"),
+        lock_state(tmp_path / "file"),
+    ):
         pass
 
 
@@ -99,16 +105,16 @@ def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:
         raise RunNotRunningException
 
     with pytest.raises(RunError, match="the run has ended"):
-        flower_node._failing_with_its_run(pull_objects)(
-            ["an object"], pull_object_fn=pull
-        )
+        flower_node._end_with_run(pull_objects)(["an object"], pull_object_fn=pull)
 
 
 @pytest.mark.parametrize(
     "kind", [DataError, RuntimeError, type("John", (OSError,), {})]
 )
 def test_reply_to_crash_holds_no_text_of_the_error(kind: type[Exception]) -> None:
-    reason = str(_as_reply(kind("'/home/site/patients/John.png' is broken")).reason)
+    reason = str(
+        _describe_error(kind("'/home/site/patients/John.png' is broken")).reason
+    )
     assert "John" not in reason
     assert reason.endswith("; the client's own log has the details")
 

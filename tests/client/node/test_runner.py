@@ -21,8 +21,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.nodestate import NodeState
 
-from knnper.client.flower_node import new_state, runtime_api
-from knnper.client.runner import RunnerOptions, RunnerProcess, started
+from knnper.client.flower_node import make_state, serve_runtime_api
+from knnper.client.runner import RunnerOptions, RunnerProcess, start_runner
 from knnper.errors import RunError
 
 APP = "misbehaving_app:app"
@@ -76,14 +76,14 @@ class BareNode:
 
 @contextlib.contextmanager
 def bare_node(app: str = APP) -> Iterator[BareNode]:
-    factory = new_state()
+    factory = make_state()
     state = factory.state()
     _prepare(state)
     folder = str(Path(__file__).parent)
     with (
         mock.patch.dict(os.environ, PYTHONPATH=folder, OMP_NUM_THREADS="2"),
-        runtime_api(factory, SECRET) as address,
-        started(RunnerOptions(address, SECRET.hex(), os.getpid(), app)) as runner,
+        serve_runtime_api(factory, SECRET) as address,
+        start_runner(RunnerOptions(address, SECRET.hex(), os.getpid(), app)) as runner,
     ):
         runner.wait_until_ready()
         yield BareNode(state, runner)

@@ -25,7 +25,7 @@ from knnper.client.service.bodies import Bodies, Budget, RequestLimits
 from knnper.client.service.errors import RequestError
 from knnper.client.service.metrics import Metrics
 from knnper.client.service.server import make_server, serve
-from knnper.client.service.session import Current, Workers
+from knnper.client.service.session import ModelWatcher, Workers
 from knnper.client.service.tokens import Tokens
 from knnper.client.settings import ServiceCertificate, ServiceSettings
 from knnper.client.site_state import SiteState
@@ -262,7 +262,7 @@ def test_what_goes_wrong_is_seen_and_tried_again(
         return False
 
     monkeypatch.setattr(served, "refresh", refresh)
-    current = Current(lambda: served, poll_s=0.005)
+    current = ModelWatcher(lambda: served, poll_s=0.005)
     metrics = Metrics(current)
     current.start()
     try:
