@@ -106,12 +106,18 @@ class RoundLoop:
         on_return: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.assembly = assembly
-        self.method, self.key = assembly.method, assembly.key
-        self.training, self.run = assembly.experiment.training, assembly.experiment.run
-        self.federation, self.checkpoints = federation, checkpoints
-        self.clients, self.claimed = roster.trainable(), roster.claimed()
-        self.roster, self.titles = roster, roster.titles()
-        self.on_round, self.on_return = on_round, on_return
+        self.method = assembly.method
+        self.key = assembly.key
+        self.training = assembly.experiment.training
+        self.run = assembly.experiment.run
+        self.federation = federation
+        self.checkpoints = checkpoints
+        self.roster = roster
+        self.clients = roster.trainable()
+        self.claimed = roster.claimed()
+        self.titles = roster.titles()
+        self.on_round = on_round
+        self.on_return = on_return
         self._warned_of_count: set[str] = set()
         self._warned_of_clipping: set[str] = set()
         self._history = History()
@@ -303,26 +309,29 @@ class RoundLoop:
         limits = self.run.federation
         counts = {name: self.clients[name] for name in versions}
         weights = cap_claims(
-            counts, self.claimed, limits.max_share, limits.max_weight_ratio
+            counts,
+            self.claimed,
+            most=limits.max_share,
+            most_times=limits.max_weight_ratio,
         )
         self._warn_of_large_counts(counts, weights)
         tally = Tally(weights, self.titles)
         checks = UpdateChecks(
-            weights,
-            self.method.update_type,
-            self.run.max_update_norm_ratio,
-            self.method.update_problem,
-            self.method.started_from,
-            self.method.decoded,
+            num_train=weights,
+            update_type=self.method.update_type,
+            max_norm_ratio=self.run.max_update_norm_ratio,
+            update_problem=self.method.update_problem,
+            started_from=self.method.started_from,
+            decoded=self.method.decoded,
             notes_directions=not self.federation.trusts_clients,
         )
         screening = Screening(
-            self.run.max_update_median_ratio,
-            history.norms,
-            self.training.learning_rate_at(server_round),
-            leeway(counts, weights, self.claimed),
-            self.checkpoints.waiting,
-            self._clipping(),
+            most=self.run.max_update_median_ratio,
+            past=history.norms,
+            rate=self.training.learning_rate_at(server_round),
+            leeway=leeway(counts, weights, self.claimed),
+            folder=self.checkpoints.waiting,
+            clipping=self._clipping(),
         )
         # 2. A stream of replies, checked, screened and aggregated one by one.
         requests = self._requests(history, server_round, versions, checks, tally)

@@ -393,6 +393,19 @@ class Clipping:
 class Screening:
     """Passes on the updates of one round that are like the others.
 
+    Parameters
+    ----------
+    most
+        Times the median that a norm may be; None for any.
+    past
+        Norms of earlier rounds, by field.
+    rate
+        This round's learning rate, in any unit.
+    leeway
+        Factor on both limits, by client.
+    folder
+        For updates that wait on disk; it is made, and removed.
+
     Attributes
     ----------
     clipped
@@ -401,11 +414,11 @@ class Screening:
 
     def __init__(
         self,
-        most: float | None,  # times the median that a norm may be; None for any
-        past: Mapping[str, Norms],  # of earlier rounds, by field
-        rate: float,  # this round's learning rate, in whatever unit
-        leeway: Mapping[str, float],  # factor on both limits, by client
-        folder: Path,  # for updates that wait on disk; it is made, and removed
+        most: float | None,
+        past: Mapping[str, Norms],
+        rate: float,
+        leeway: Mapping[str, float],
+        folder: Path,
         clipping: Clipping | None = None,
     ) -> None:
         self.clipped: dict[str, float] = {}
@@ -422,15 +435,20 @@ class Screening:
 
     def passed(
         self,
-        updates: Iterable[
-            MeasuredUpdate | None
-        ],  # None for a reply that cannot be used
-        expected: int,  # number of replies; fewer may come
+        updates: Iterable[MeasuredUpdate | None],
+        expected: int,
         refuse: Callable[[str, str], None],
     ) -> Iterator[MeasuredUpdate]:
         """Yield the updates that are like the others, in their order.
 
-        ``refuse(client, why)`` is called for each of the others.
+        Parameters
+        ----------
+        updates
+            None for a reply that cannot be used.
+        expected
+            Number of replies; fewer may come.
+        refuse
+            Called as ``refuse(client, why)`` for each of the others.
         """
         missing = expected
         self._waiting.clear()
