@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -26,15 +26,6 @@ MOST_NESTED = 100  # levels of lists and mappings in a file that people write or
 
 UNFINISHED = ".unfinished"
 """How the name of a folder ends that is being made, or was when a process died."""
-
-_KINDS: Mapping[Callable[[int], bool], str] = {
-    stat.S_ISLNK: "a link",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
-"""Kinds of files that are neither regular files nor folders."""
 
 _ATTEMPTS, _PAUSE_S = 3, 0.02
 """Retries of a taken lock, since `lock_holder` takes it for an instant."""
@@ -65,10 +56,8 @@ def _require_plain_entry(entry: "os.DirEntry[str]") -> None:
     if entry.is_dir(follow_symlinks=False):
         for inner in _entries(entry.path):
             _require_plain_entry(inner)
-    elif not entry.is_file(follow_symlinks=False):
-        kind = _kind_of(entry.path)
-        if kind is not None:
-            raise ForeignFileError(_refusal(entry.path, kind))
+    elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+        raise ForeignFileError(_refusal(entry.path))
 
 
 def _entries(folder: str | Path) -> "list[os.DirEntry[str]]":
@@ -81,20 +70,11 @@ def _entries(folder: str | Path) -> "list[os.DirEntry[str]]":
         return []
 
 
-def _kind_of(path: str | Path) -> str | None:
-    """Name the kind of a path that is neither a file nor a folder; else None."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return None
-    return next((kind for matches, kind in _KINDS.items() if matches(mode)), None)
-
-
-def _refusal(path: str | Path, kind: str) -> str:
+def _refusal(path: str | Path) -> str:
     return (
-        f"{path} is {kind}, expected a regular file or a folder: in a folder from "
-        "elsewhere a link or a pipe can lead to any other file. Remove it, or replace "
-        "it by a copy of what it stands for"
+        f"{path} is a link, a pipe or a device, expected a regular file or a folder: "
+        "in a folder from elsewhere it can lead to any other file. Remove it, or "
+        "replace it by a copy"
     )
 
 
@@ -108,9 +88,9 @@ def _open_plain(path: str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        kind = _kind_of(path)
-        if error.errno in (errno.ELOOP, errno.ENXIO) and kind is not None:
-            raise ForeignFileError(_refusal(path, kind)) from error
+        # ENXIO: a pipe without a reader, or a socket.
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise ForeignFileError(_refusal(path)) from error
         raise
     return _require_regular(descriptor, path)
 
@@ -123,8 +103,7 @@ def _require_regular(descriptor: int, path: str | Path) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kind = next(kind for matches, kind in _KINDS.items() if matches(mode))
-    raise ForeignFileError(_refusal(path, kind))
+    raise ForeignFileError(_refusal(path))
 
 
 def read_plain(path: Path) -> bytes:
