@@ -62,8 +62,8 @@ class KrumSettings(Settings):
     Attributes
     ----------
     num_malicious
-        f, the clients in a round that may send anything; at most (n - 3) / 2 of n, a
-        third or fewer in the paper. 0 expects none.
+        f, the clients in a round that may send anything; at most (n - 3) / 2 of n, for
+        Bulyan (n - 3) / 4. 0 expects none; Bulyan is then the plain mean.
     """
 
     num_malicious: NonNegativeInt = 0
@@ -139,26 +139,12 @@ class MultiKrum(Krum):
         return mean.result()
 
 
-@dataclass(frozen=True)
-class BulyanSettings(KrumSettings):
-    """The number of malicious clients that the server expects.
-
-    Attributes
-    ----------
-    num_malicious
-        f, the clients in a round that may send anything; at most (n - 3) / 4 of n. 0
-        expects none, and is the plain mean of all clients.
-    """
-
-
 class Bulyan(Krum):
     """Krum chooses models, and their values near the median are averaged."""
 
     name = "bulyan"
     title = "Bulyan"
     source = "El Mhamdi et al. 2018, section 4"
-
-    settings: BulyanSettings
 
     @override
     def require_enough(self, num_clients: int) -> None:

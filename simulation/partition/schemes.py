@@ -24,13 +24,11 @@ from knnper.simulation.partition.pflbed import PflbedSettings, pflbed
 from knnper.simulation.partition.settings import CountedSettings, PartitionSettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class IidSettings(CountedSettings):
-    """Settings that all partitions have."""
-
-
 def iid(
-    train_labels: Integers, test_labels: Integers, settings: IidSettings, key: RandomKey
+    train_labels: Integers,
+    test_labels: Integers,
+    settings: CountedSettings,
+    key: RandomKey,
 ) -> Assignment:
     """Split the training samples at random; sizes differ by at most one.
 
@@ -44,11 +42,6 @@ def iid(
         count_labels(train_labels, train_owner, shape), test_labels, key.child("test")
     )
     return assignment_of(train_owner, test_owner, num_clients)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NaturalSettings(PartitionSettings):
-    """Settings that all partitions have; the data names the clients."""
 
 
 def natural(
@@ -94,7 +87,9 @@ def _by_labels(
 
 
 PARTITIONS: Mapping[str, PartitionSpec] = {
-    "iid": PartitionSpec("IID", "equal random shares", IidSettings, _by_labels(iid)),
+    "iid": PartitionSpec(
+        "IID", "equal random shares", CountedSettings, _by_labels(iid)
+    ),
     "dirichlet": PartitionSpec(
         "Dirichlet",
         "each label spread over the clients by a Dirichlet draw (alpha)",
@@ -118,7 +113,7 @@ PARTITIONS: Mapping[str, PartitionSpec] = {
     "natural": PartitionSpec(
         "Natural",
         "the clients that the data set names",
-        NaturalSettings,
+        PartitionSettings,
         lambda data, _settings, _key: natural(
             data.train.client_ids, data.test.client_ids, data.client_names
         ),

@@ -15,7 +15,8 @@ from knnper.simulation.partition.allocation import Assignment, Integers
 from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
 from knnper.simulation.partition.pachinko import PachinkoSettings, pachinko
 from knnper.simulation.partition.pathological import PathologicalSettings, pathological
-from knnper.simulation.partition.schemes import IidSettings, iid, natural
+from knnper.simulation.partition.schemes import iid, natural
+from knnper.simulation.partition.settings import CountedSettings
 
 Scheme: TypeAlias = Callable[[Integers, Integers, int, RandomKey], Assignment]
 
@@ -23,7 +24,7 @@ Scheme: TypeAlias = Callable[[Integers, Integers, int, RandomKey], Assignment]
 def run_iid(
     train: Integers, test: Integers, clients: int, key: RandomKey
 ) -> Assignment:
-    return iid(train, test, IidSettings(num_clients=clients), key)
+    return iid(train, test, CountedSettings(num_clients=clients), key)
 
 
 def run_dirichlet(alpha: float) -> Scheme:
@@ -162,7 +163,7 @@ def test_another_key_is_another_assignment(name: str) -> None:
 def test_sizes_and_labels_are_even() -> None:
     train = np.repeat(np.arange(10), 1000)
     test = np.repeat(np.arange(10), 200)
-    assignment = iid(train, test, IidSettings(num_clients=9), RandomKey(0))
+    assignment = iid(train, test, CountedSettings(num_clients=9), RandomKey(0))
     sizes = [len(part) for part in assignment.train]
     assert sorted(sizes) == [1111] * 8 + [1112]
     for part in assignment.train:

@@ -21,8 +21,8 @@ from knnper.simulation.partition.clients import (
     Partition,
     PartsByName,
 )
-from knnper.simulation.partition.schemes import PARTITIONS, IidSettings, NaturalSettings
-from knnper.simulation.partition.settings import PartitionSettings
+from knnper.simulation.partition.schemes import PARTITIONS
+from knnper.simulation.partition.settings import CountedSettings, PartitionSettings
 from knnper.simulation.partition.split import (
     client_names,
     fingerprint,
@@ -44,7 +44,7 @@ def assignment_of_sizes(*sizes: int) -> Assignment:
 
 
 def iid_partition(key: RandomKey = KEY, **given: Any) -> Partition:
-    chosen = IidSettings(num_clients=10, **given)
+    chosen = CountedSettings(num_clients=10, **given)
     return make_partition(DATASET, Choice[Settings]("iid", chosen), key)
 
 
@@ -205,7 +205,7 @@ def test_what_is_held_out_does_not_change_who_gets_what() -> None:
 def test_what_a_partition_needs() -> None:
     bare = dataclasses.replace(DATASET.train, client_ids=None)
     dataset = dataclasses.replace(DATASET, train=bare)
-    choice = Choice[Settings]("natural", NaturalSettings())
+    choice = Choice[Settings]("natural", PartitionSettings())
     with pytest.raises(DataError, match=r"set data\.client of .*client_separator"):
         make_partition(dataset, choice, KEY)
     with pytest.raises(TypeError, match="expected PartitionSettings, found Settings"):
@@ -289,7 +289,7 @@ def test_of_text_the_last_windows_are_held_out(evaluate_on: str) -> None:
     spec = dataclasses.replace(DATASET.spec, dtype="token")
     text = dataclasses.replace(DATASET, spec=spec)
     given: dict[str, Any] = {"validation_fraction": 0.3, "evaluate_on": evaluate_on}
-    chosen = IidSettings(num_clients=10, **given)
+    chosen = CountedSettings(num_clients=10, **given)
     found = make_partition(text, Choice[Settings]("iid", chosen), KEY)
     assert len(found.clients) == 10
     for client in found.clients:

@@ -16,7 +16,7 @@ from knnper.data.text import PlaysSettings
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
-from knnper.simulation.partition.schemes import NaturalSettings
+from knnper.simulation.partition.settings import PartitionSettings
 from knnper.simulation.partition.split import make_partition
 
 ANNE = "the quick brown fox jumps over the lazy dog " * 3
@@ -209,7 +209,7 @@ def test_what_is_validated_on_has_not_been_learned(split: str) -> None:
     # Every character occurs once, so that a label tells its place.
     Path("said.json").write_text(json.dumps({"Anne": ALPHABET[1:]}))
     dataset = load(split=split, stride=1)
-    choice = Choice[Settings]("natural", NaturalSettings(validation_fraction=0.3))
+    choice = Choice[Settings]("natural", PartitionSettings(validation_fraction=0.3))
     (client,) = make_partition(dataset, choice, RandomKey(0)).clients
     windows = dataset.train.images[client.train]
     learned = {*windows.ravel().tolist(), *dataset.train.labels[client.train].tolist()}
