@@ -181,12 +181,16 @@ class Rows:
         self._require_own_process()
         if self._log is not None:
             return False
-        with self._reading, translate_errors(self._path):
+        with self._reading:
             self._reconnect_if_outdated()
             before = self._data_version
-            (self._data_version,) = self._connection.execute(
-                "PRAGMA data_version"
-            ).fetchone()
+            try:
+                cursor = self._connection.execute("PRAGMA data_version")
+                (self._data_version,) = cursor.fetchone()
+            except sqlite3.Error:
+                # Entering the translation of errors takes as long as the statement.
+                with translate_errors(self._path):
+                    raise
             return before != self._data_version
 
     def _reconnect_if_outdated(self) -> None:

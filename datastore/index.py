@@ -188,8 +188,11 @@ class FlatIndex(VectorIndex):
         )
 
     def at_slots(self, slots: Slots) -> tuple[Ids, Vectors]:
-        """Return the ids, and the vectors (..., p), in ``slots`` of any shape."""
-        return self._by_slot[slots], self._memory[slots]
+        """Return the ids, and the vectors (..., p), in ``slots`` of any shape.
+
+        The slot -1 is replaced by the last one.
+        """
+        return self._by_slot[slots], self._memory.take(slots, axis=0, mode="wrap")
 
     def vectors(self, ids: Ids) -> Vectors:
         """Return the vectors (m, p) of ``ids`` (m,), with the bits that were added."""

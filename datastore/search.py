@@ -245,16 +245,17 @@ def _nearest_exact(
     distances, nearest_ids = _first(
         _squared_distances(queries[:, None], vectors), ids, num_found
     )
-    in_doubt = slots[:, -1] < 0  # float32 cannot express the distances
-    if count < len(index):
+    # Columns as lists: for a few queries, Python is faster than NumPy.
+    has_others = count < len(index)
+    last_slots = slots[:, -1].tolist()
+    last_rough = rough[:, -1].tolist()
+    last_distances = distances[:, -1].tolist()
+    for row, slot in enumerate(last_slots):
         # A lower bound of the exact distance of the last candidate, and so of all
         # vectors that are no candidates: its float32 distance less the rounding error.
-        bound = rough[:, -1].astype(np.float64)
-        bound *= 1 - (index.dim + 8) * EPS
-        bound -= index.dim * TINY
-        in_doubt |= distances[:, -1] >= bound
-    if in_doubt.any():
-        for row in np.flatnonzero(in_doubt).tolist():
+        bound = last_rough[row] * (1 - (index.dim + 8) * EPS) - index.dim * TINY
+        # Without a slot, float32 cannot express the distance.
+        if slot < 0 or (has_others and last_distances[row] >= bound):
             distances[row], nearest_ids[row] = _scan(
                 queries[row], index.ids, num_found, index.vectors
             )
