@@ -192,10 +192,11 @@ def cosines(vectors: Tensor) -> Tensor:
 
 
 def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], float]:
-    """Split two or more members with the smallest largest similarity across parts.
+    """Split two or more members into two parts that are least alike.
 
     Returns the positions of the members of each part, none empty, with position 0 in
-    the first, and α_cross, the largest similarity of two members in different parts.
+    the first, and α_cross, the largest similarity of two members in different parts,
+    which is as small as possible.
 
     The paper merges the most similar members until two parts are left. Here a part
     grows from the first member, each time by the member most similar to any in it
