@@ -31,7 +31,7 @@ def new_store(folder: Path, count: int = 0, **settings: object) -> Store:
 
 
 def ids(store: StoreReader) -> list[int]:
-    return [int(one) for one in store.contents().ids]
+    return [int(example_id) for example_id in store.contents().ids]
 
 
 IMAGE_SHAPE, IMAGE_DIM = (4, 4, 3), 6
@@ -69,8 +69,8 @@ def forked(
 ) -> tuple[ForkProcess, Connection]:
     """Start a process that calls ``target`` with a pipe last; return its other end."""
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=target, args=(*args, theirs))
+    parent_end, child_end = context.Pipe()
+    child = context.Process(target=target, args=(*args, child_end))
     child.start()
-    theirs.close()
-    return child, ours
+    child_end.close()
+    return child, parent_end

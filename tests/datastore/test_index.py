@@ -54,8 +54,8 @@ def recall(index: VectorIndex, vectors: Vectors, count: int = 10) -> float:
     """Compute the fraction of the nearest vectors that are found; ids from 0."""
     queries = clustered(100, vectors.shape[1], seed=1)
     expected = squared_distances(queries, vectors).argsort(axis=1)[:, :count]
-    found = index.candidates(queries, count).ids
-    pairs = zip(expected.tolist(), found.tolist(), strict=True)
+    ids = index.candidates(queries, count).ids
+    pairs = zip(expected.tolist(), ids.tolist(), strict=True)
     return sum(len(set(row) & set(other)) for row, other in pairs) / expected.size
 
 
@@ -73,15 +73,15 @@ def require_contents(
         kept = index.vectors(ids[::-1].copy())[::-1]
         assert kept.tobytes() == vectors.tobytes()
     count = min(5, len(expected))
-    rough, found = index.candidates(QUERIES[:4], count)
-    assert rough.shape == found.shape == (4, count)
-    living = found != NOTHING
-    assert np.isin(found[living], ids).all()
-    assert all(len(set(row) - {NOTHING}) == np.sum(row != NOTHING) for row in found)
+    rough, ids_found = index.candidates(QUERIES[:4], count)
+    assert rough.shape == ids_found.shape == (4, count)
+    living = ids_found != NOTHING
+    assert np.isin(ids_found[living], ids).all()
+    assert all(len(set(row) - {NOTHING}) == np.sum(row != NOTHING) for row in ids_found)
     assert all((np.diff(row[row < np.inf]) >= 0).all() for row in rough)
     if kind in (KINDS["flat"], KINDS["graph"]):
         distances = squared_distances(QUERIES[:4], vectors)
-        exact = np.take_along_axis(distances, np.searchsorted(ids, found), axis=1)
+        exact = np.take_along_axis(distances, np.searchsorted(ids, ids_found), axis=1)
         np.testing.assert_allclose(rough, exact, rtol=1e-4)
         best = np.sort(distances, axis=1)[:, :count]
         np.testing.assert_allclose(rough, best, rtol=1e-4)
@@ -162,8 +162,8 @@ def test_removed_id_can_be_added_again(kind: IndexSettings) -> None:
     index = build(kind, vectors)
     index.remove(np.array([7]))
     index.add(np.array([7]), vectors[100:101])
-    found = index.candidates(vectors[100:101], 10).ids
-    assert {7, 101} <= set(found[0].tolist())
+    ids = index.candidates(vectors[100:101], 10).ids
+    assert {7, 101} <= set(ids[0].tolist())
 
 
 @pytest.mark.parametrize("kind", [KINDS["flat"], GRAPH], ids=["flat", "graph"])
@@ -311,9 +311,11 @@ def test_nearest_equals_brute_force(vectors: Vectors) -> None:
     queries = vectors[::3] * np.float32(1.001)
     distances = squared_distances(queries, vectors[left])
     order = np.argsort(distances, axis=1, kind="stable")[:, :6]
-    found, ids = nearest(queries, index, FlatSettings(), 6, index.vectors)
+    nearest_distances, ids = nearest(queries, index, FlatSettings(), 6, index.vectors)
     np.testing.assert_array_equal(ids, left[order])
-    np.testing.assert_allclose(found, np.take_along_axis(distances, order, axis=1))
+    np.testing.assert_allclose(
+        nearest_distances, np.take_along_axis(distances, order, axis=1)
+    )
 
 
 def test_index_is_exact_until_it_can_be_trained() -> None:

@@ -50,12 +50,12 @@ def model() -> Net:
         return Net()
 
 
-def by_scikit_learn(embeddings: NDArray[Any], asked: NDArray[Any]) -> NDArray[Any]:
+def by_scikit_learn(embeddings: NDArray[Any], queries: NDArray[Any]) -> NDArray[Any]:
     """Return p_kNN of ten neighbours with the weights exp(-d)."""
     oracle = KNeighborsClassifier(10, weights=lambda d: np.exp(-d), algorithm="brute")
     oracle.fit(embeddings.astype(np.float64), LABELS[: len(embeddings)])
-    found: NDArray[Any] = oracle.predict_proba(asked.astype(np.float64))
-    return found
+    probabilities: NDArray[Any] = oracle.predict_proba(queries.astype(np.float64))
+    return probabilities
 
 
 # None is expected to fail. scikit-learn skips two by itself: the one that needs the
@@ -70,8 +70,8 @@ def test_it_is_an_estimator_as_scikit_learn_checks(estimator: Any, check: Any) -
 def test_without_a_model_the_neighbours_decide() -> None:
     memory = LocalMemory().fit(PIXELS[TRAIN], LABELS[TRAIN])
     expected = by_scikit_learn(PIXELS[TRAIN], PIXELS[ASKED])
-    found = memory.predict_proba(PIXELS[ASKED])
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    probabilities = memory.predict_proba(PIXELS[ASKED])
+    np.testing.assert_allclose(probabilities, expected, atol=1e-4)
     assert memory.knn_weight_ == 1
 
 
@@ -99,8 +99,8 @@ def test_with_a_model_it_chooses_how_much_the_neighbours_count(model: Net) -> No
     # What is served knows the held-out examples, too.
     votes, weight = by_scikit_learn(z[both], z[ASKED]), memory.knn_weight_
     expected = weight * votes + (1 - weight) * alone[ASKED]
-    found = memory.predict_proba(PIXELS[ASKED])
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    probabilities = memory.predict_proba(PIXELS[ASKED])
+    np.testing.assert_allclose(probabilities, expected, atol=1e-4)
     explained = memory.explain(PIXELS[ASKED])
     np.testing.assert_allclose(explained.global_probabilities, alone[ASKED], atol=1e-5)
 
@@ -128,26 +128,26 @@ def test_arrays_tensors_data_sets_and_loaders_are_the_same(model: Net) -> None:
     for of in (None, model):
         first = LocalMemory(of, batch_size=50).fit(PIXELS[TRAIN], LABELS[TRAIN])
         expected = first.predict_proba(PIXELS[ASKED])
-        asked = torch.from_numpy(PIXELS[ASKED])
+        queries = torch.from_numpy(PIXELS[ASKED])
         others: list[tuple[Any, ...]] = [(inputs, labels), (pairs,), (loader,)]
         for given in others:
             other = LocalMemory(of, batch_size=50).fit(*given)
-            for one in (asked, DataLoader(TensorDataset(asked), batch_size=50)):
-                np.testing.assert_array_equal(other.predict_proba(one), expected)
+            for queried in (queries, DataLoader(TensorDataset(queries), batch_size=50)):
+                np.testing.assert_array_equal(other.predict_proba(queried), expected)
 
 
 def test_neighbours_explain_a_prediction() -> None:
     memory = LocalMemory(num_neighbors=2, store={"capacity": 3, "policy": "fifo"})
     memory.fit([[0.0], [1.0], [2.5]], ["a", "b", "b"], names=["zero", "one", None])
-    found = memory.neighbors([[1.5], [0.0]])
-    assert found.indices.tolist() == [[1, 2], [0, 1]]
-    assert found.names.tolist() == [["one", None], ["zero", "one"]]
-    assert found.labels.tolist() == [["b", "b"], ["a", "b"]]
-    assert found.distances.tolist() == [[0.5, 1.0], [0.0, 1.0]]
+    neighbors = memory.neighbors([[1.5], [0.0]])
+    assert neighbors.indices.tolist() == [[1, 2], [0, 1]]
+    assert neighbors.names.tolist() == [["one", None], ["zero", "one"]]
+    assert neighbors.labels.tolist() == [["b", "b"], ["a", "b"]]
+    assert neighbors.distances.tolist() == [[0.5, 1.0], [0.0, 1.0]]
     # exp(-d) of distances 0.5 and 1, and of 0 and 1; rows sum to 1.
     expected = [[1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(0.5))]]
     expected += [[1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))]]
-    np.testing.assert_allclose(found.weights, expected)
+    np.testing.assert_allclose(neighbors.weights, expected)
     np.testing.assert_allclose(memory.predict_proba([[0.0]]), expected[1:], atol=1e-6)
 
     # The policy makes room; numbers go on from those of `fit`.
@@ -254,7 +254,7 @@ def test_all_parameters_that_are_wrong_are_told_together() -> None:
     )
     with pytest.raises(ConfigError) as caught:
         wrong.fit(PIXELS[TRAIN], LABELS[TRAIN])
-    places = {one.place for one in caught.value.problems}
+    places = {problem.place for problem in caught.value.problems}
     assert places == {"num_neighbors", "kernel", "store.capcity", "batch_size"}
     headless = nn.Sequential(nn.Linear(64, 10), nn.Softmax(dim=1))
     with pytest.raises(OwnCodeError, match=r"no softmax .* write an Emb"):

@@ -89,9 +89,9 @@ SQUARED_DISTANCES = torch.tensor(
 def test_log_weights_by_hand(
     name: KernelName, kernel_scale: float, expected: list[list[float]]
 ) -> None:
-    found = KERNELS[name](SQUARED_DISTANCES, kernel_scale, 8)
+    log_weights = KERNELS[name](SQUARED_DISTANCES, kernel_scale, 8)
     torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0
+        log_weights, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0
     )
 
 
@@ -127,17 +127,17 @@ def test_the_vote_equals_the_loop_and_sums_to_one(
     neighbours: tuple[NDArray[np.float64], NDArray[np.int64]],
 ) -> None:
     log_weights, labels = neighbours
-    found = neighbor_vote(
+    vote = neighbor_vote(
         torch.from_numpy(log_weights), torch.from_numpy(labels), NUM_CLASSES
     ).numpy()
-    np.testing.assert_allclose(found, vote_by_loop(log_weights, labels), atol=1e-6)
-    np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-6)
+    np.testing.assert_allclose(vote, vote_by_loop(log_weights, labels), atol=1e-6)
+    np.testing.assert_allclose(vote.sum(axis=1), 1.0, atol=1e-6)
 
 
 def test_equal_neighbours_share_equally_at_any_distance() -> None:
     log_weights = torch.tensor([[-1e300, -1e300], [-math.inf, -math.inf]]).double()
-    found = neighbor_vote(log_weights, torch.tensor([[0, 1], [0, 1]]), 2)
-    assert found.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    vote = neighbor_vote(log_weights, torch.tensor([[0, 1], [0, 1]]), 2)
+    assert vote.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
 def test_no_neighbours_are_refused() -> None:
@@ -153,9 +153,9 @@ def line(positions: list[float], labels: list[int]) -> Store:
 
 def test_probabilities_by_hand() -> None:
     store = line([0.0, 3.0, 50.0], [2, 1, 0])
-    found = NeighborClassifier(store, 2, "squared", 4.5)(torch.zeros(1, 1))
+    probabilities = NeighborClassifier(store, 2, "squared", 4.5)(torch.zeros(1, 1))
     far = math.exp(-2)
-    torch.testing.assert_close(found, torch.tensor([[0, far, 1]]) / (1 + far))
+    torch.testing.assert_close(probabilities, torch.tensor([[0, far, 1]]) / (1 + far))
 
 
 def test_images_are_embedded_once_and_both_votes_mixed() -> None:
@@ -167,11 +167,11 @@ def test_images_are_embedded_once_and_both_votes_mixed() -> None:
 
     alone = torch.tensor([[0.25, 0.75, 0.0]] * 2)
     neighbors = NeighborClassifier(line([10.0, 200.0], [0, 1]), 1, "paper", 1.0)
-    found = KnnPredictor(embed, lambda _: alone, neighbors, 0.25)(
+    probabilities = KnnPredictor(embed, lambda _: alone, neighbors, 0.25)(
         torch.tensor([[0], [255]])
     )
     expected = torch.tensor([[0.4375, 0.5625, 0.0], [0.1875, 0.8125, 0.0]])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(probabilities, expected)
     assert embedded == [2]
 
 
@@ -191,8 +191,8 @@ def brute_force(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Squared distances and ids of the k nearest; of equal ones the smaller id."""
     stored = embeddings.numpy().astype(np.float64)
-    asked = queries.numpy().astype(np.float64)
-    distances = ((asked[:, None] - stored[None]) ** 2).sum(axis=2)
+    points = queries.numpy().astype(np.float64)
+    distances = ((points[:, None] - stored[None]) ** 2).sum(axis=2)
     ids = np.argsort(distances, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(distances, ids, axis=1), ids + 1
 
@@ -204,20 +204,22 @@ def normal(purpose: str, *shape: int) -> Tensor:
 
 def test_neighbours_by_hand() -> None:
     store = store_of([[0, 0], [3, 4], [0, 2]], [2, 1, 0])
-    found = store.search(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), 2)
-    assert found.squared_distances.tolist() == [[0.0, 4.0], [1.0, 10.0]]
-    assert found.ids.tolist() == [[1, 3], [2, 3]]
-    assert found.labels.tolist() == [[2, 0], [1, 0]]
+    neighbors = store.search(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), 2)
+    assert neighbors.squared_distances.tolist() == [[0.0, 4.0], [1.0, 10.0]]
+    assert neighbors.ids.tolist() == [[1, 3], [2, 3]]
+    assert neighbors.labels.tolist() == [[2, 0], [1, 0]]
 
 
 def check(embeddings: Tensor, queries: Tensor, count: int, rtol: float = 1e-12) -> None:
     """Compare a search of all embeddings with brute force."""
     store = memory_store(embeddings, torch.arange(len(embeddings)) % 7, 7)
-    found = store.search(queries, count)
+    neighbors = store.search(queries, count)
     distances, ids = brute_force(embeddings, queries, count)
-    assert np.array_equal(found.ids.numpy(), ids)
-    assert torch.equal(found.labels, (found.ids - 1) % 7)
-    np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=rtol)
+    assert np.array_equal(neighbors.ids.numpy(), ids)
+    assert torch.equal(neighbors.labels, (neighbors.ids - 1) % 7)
+    np.testing.assert_allclose(
+        neighbors.squared_distances.numpy(), distances, rtol=rtol
+    )
 
 
 @pytest.mark.parametrize("num_queries", [0, 1, QUERIES_AT_ONCE, 50])
@@ -229,14 +231,14 @@ def test_search_equals_brute_force(num_queries: int, num_neighbors: int) -> None
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(st.integers(-2, 2), min_size=1, max_size=200),
-    asked=st.lists(st.integers(-3, 3), min_size=1, max_size=25),
+    query_values=st.lists(st.integers(-3, 3), min_size=1, max_size=25),
     num_neighbors=st.integers(1, 120),
 )
 def test_ties_go_to_the_smaller_id(
-    values: list[int], asked: list[int], num_neighbors: int
+    values: list[int], query_values: list[int], num_neighbors: int
 ) -> None:
     embeddings = torch.tensor(values, dtype=torch.float32)[:, None]
-    queries = torch.tensor(asked, dtype=torch.float32)[:, None]
+    queries = torch.tensor(query_values, dtype=torch.float32)[:, None]
     check(embeddings, queries, num_neighbors, rtol=0)
 
 
@@ -264,9 +266,9 @@ def test_a_query_does_not_depend_on_the_other_queries() -> None:
     store = memory_store(normal("store", 200, 33), labels, 1)
     together = store.search(queries, 12)
     alone = [store.search(query[None], 12) for query in queries]
-    distances = torch.cat([one.squared_distances for one in alone])
+    distances = torch.cat([result.squared_distances for result in alone])
     assert torch.equal(together.squared_distances, distances)
-    assert torch.equal(together.ids, torch.cat([one.ids for one in alone]))
+    assert torch.equal(together.ids, torch.cat([result.ids for result in alone]))
 
 
 def test_small_distances_between_large_vectors_are_exact() -> None:
@@ -286,9 +288,9 @@ def test_the_store_does_not_share_memory_with_its_arguments() -> None:
     store = memory_store(embeddings, labels, 3)
     embeddings.fill_(5.0)
     labels.fill_(2)
-    found = store.search(torch.zeros(1, 2), 1)
-    assert found.squared_distances.tolist() == [[0.0]]
-    assert found.labels.tolist() == [[1]]
+    neighbors = store.search(torch.zeros(1, 2), 1)
+    assert neighbors.squared_distances.tolist() == [[0.0]]
+    assert neighbors.labels.tolist() == [[1]]
 
 
 def test_slices_and_transposes_are_searched_as_what_they_show() -> None:

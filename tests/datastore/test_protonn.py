@@ -41,17 +41,17 @@ def test_a_prediction_by_hand() -> None:
 
 
 def test_a_negative_score_is_no_share() -> None:
-    found = shares(torch.tensor([[3.0, -5.0, 1.0], [-1.0, 0.0, -2.0]]))
+    probabilities = shares(torch.tensor([[3.0, -5.0, 1.0], [-1.0, 0.0, -2.0]]))
     third = 1 / 3
     expected = torch.tensor([[0.75, 0.0, 0.25], [third, third, third]])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(probabilities, expected)
 
 
 def gaussian_vote(queries: Tensor, stored: Tensor, labels: Tensor) -> Tensor:
     """Return each label's share of exp(-|x - x_i|²) over all stored, by loops."""
     votes = torch.zeros(len(queries), 3, dtype=torch.float64)
     for row, query in enumerate(queries.double()):
-        squared = [float((query - one).square().sum()) for one in stored.double()]
+        squared = [float((query - vector).square().sum()) for vector in stored.double()]
         for distance, label in zip(squared, labels.tolist(), strict=True):
             votes[row, label] += math.exp(-(distance - min(squared)))
     return (votes / votes.sum(dim=1, keepdim=True)).float()
@@ -67,9 +67,9 @@ def test_with_every_example_a_prototype_it_is_a_gaussian_vote(
     queries = spread * torch.randn(5, 4, generator=generator)
     labels = torch.randint(3, (num_stored,), generator=generator)
     one_hot = torch.eye(3)[labels]
-    found = ProtoNN(torch.eye(4), stored, one_hot, inverse_width=1.0)(queries)
+    vote = ProtoNN(torch.eye(4), stored, one_hot, inverse_width=1.0)(queries)
     torch.testing.assert_close(
-        found, gaussian_vote(queries, stored, labels), atol=1e-3, rtol=0
+        vote, gaussian_vote(queries, stored, labels), atol=1e-3, rtol=0
     )
 
 
@@ -145,10 +145,10 @@ def test_losses_by_hand() -> None:
 @pytest.mark.parametrize("projection_dim", [None, 2])
 def test_training_lowers_the_loss(loss: LossName, projection_dim: int | None) -> None:
     examples, labels = clusters()
-    wanted = ProtoNNSettings(capacity=0.1, projection_dim=projection_dim, loss=loss)
+    settings = ProtoNNSettings(capacity=0.1, projection_dim=projection_dim, loss=loss)
     losses = [
         training_loss(
-            fit_protonn(examples, labels, 2, replace(wanted, num_steps=steps), KEY),
+            fit_protonn(examples, labels, 2, replace(settings, num_steps=steps), KEY),
             examples,
             labels,
             loss,
@@ -165,9 +165,9 @@ def test_fewer_examples_than_dimensions_move_the_projection_in_their_span(
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     examples, labels = torch.randn(12, 20, generator=generator), torch.arange(12) % 3
-    wanted = ProtoNNSettings(capacity=0.25, projection_dim=5, loss=loss)
+    settings = ProtoNNSettings(capacity=0.25, projection_dim=5, loss=loss)
     start, trained = (
-        fit_protonn(examples, labels, 3, replace(wanted, num_steps=steps), KEY)
+        fit_protonn(examples, labels, 3, replace(settings, num_steps=steps), KEY)
         for steps in (0, 30)
     )
     assert training_loss(trained, examples, labels, loss) < training_loss(
@@ -187,32 +187,34 @@ def test_it_learns_what_no_linear_model_can() -> None:
 
 
 def test_the_same_key_gives_the_same_bits() -> None:
-    wanted = ProtoNNSettings(projection_dim=3)
+    settings = ProtoNNSettings(projection_dim=3)
     examples, labels = clusters()
-    one, again, other = (
-        fit_protonn(examples, labels, 2, wanted, key)
+    model, again, other = (
+        fit_protonn(examples, labels, 2, settings, key)
         for key in (KEY, KEY, RandomKey(6))
     )
-    assert torch.equal(one.projection, again.projection)
-    assert torch.equal(one(examples), again(examples))
-    assert not torch.equal(one.projection, other.projection)
+    assert torch.equal(model.projection, again.projection)
+    assert torch.equal(model(examples), again(examples))
+    assert not torch.equal(model.projection, other.projection)
 
 
 def test_all_prototypes_untrained_are_the_examples() -> None:
     examples, labels = clusters(5)
-    wanted = ProtoNNSettings(capacity=1.0, num_steps=0)
-    model = fit_protonn(examples, labels, 2, wanted, KEY)
+    settings = ProtoNNSettings(capacity=1.0, num_steps=0)
+    model = fit_protonn(examples, labels, 2, settings, KEY)
     assert torch.equal(model.projection, torch.eye(4))
     rows = sorted(examples.tolist())  # a product with the identity is exact
     assert sorted(model.prototypes.tolist()) == rows
     for row, label in zip(examples, labels.tolist(), strict=True):
-        found = int((model.prototypes == row).all(dim=1).nonzero()[0])
-        assert model.label_scores[found].tolist() == torch.eye(2)[label].tolist()
+        place = int((model.prototypes == row).all(dim=1).nonzero()[0])
+        assert model.label_scores[place].tolist() == torch.eye(2)[label].tolist()
 
 
-@pytest.mark.parametrize("wanted", [None, 4, 9])
-def test_as_many_dimensions_or_more_start_from_the_identity(wanted: int | None) -> None:
-    assert torch.equal(initial_projection(4, wanted, KEY), torch.eye(4))
+@pytest.mark.parametrize("projection_dim", [None, 4, 9])
+def test_as_many_dimensions_or_more_start_from_the_identity(
+    projection_dim: int | None,
+) -> None:
+    assert torch.equal(initial_projection(4, projection_dim, KEY), torch.eye(4))
 
 
 def test_a_random_projection_about_keeps_lengths() -> None:
@@ -249,11 +251,11 @@ def test_the_width_is_that_of_the_median_distance() -> None:
 
 def test_sparse_parts_have_as_many_numbers_as_allowed() -> None:
     examples, labels = clusters()
-    wanted = ProtoNNSettings(capacity=0.1, projection_dim=2, fraction_nonzero=0.25)
-    model = fit_protonn(examples, labels, 2, wanted, KEY)
+    settings = ProtoNNSettings(capacity=0.1, projection_dim=2, fraction_nonzero=0.25)
+    model = fit_protonn(examples, labels, 2, settings, KEY)
     for part in (model.projection, model.prototypes, model.label_scores):
         assert int(part.count_nonzero()) <= part.numel() / 4
-    dense = fit_protonn(examples, labels, 2, replace(wanted, fraction_nonzero=1), KEY)
+    dense = fit_protonn(examples, labels, 2, replace(settings, fraction_nonzero=1), KEY)
     assert model.num_bytes == dense.num_bytes / 2
 
 
@@ -262,8 +264,8 @@ def test_sparse_parts_have_as_many_numbers_as_allowed() -> None:
 @pytest.mark.parametrize("labels", [[1], [1, 1], [0, 2], [2, 2, 2]])
 def test_few_examples(labels: list[int], loss: LossName, num_steps: int) -> None:
     examples = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(1))
-    wanted = ProtoNNSettings(capacity=0.1, loss=loss, num_steps=num_steps)
-    model = fit_protonn(examples, torch.tensor(labels), 3, wanted, KEY)
+    settings = ProtoNNSettings(capacity=0.1, loss=loss, num_steps=num_steps)
+    model = fit_protonn(examples, torch.tensor(labels), 3, settings, KEY)
     assert model.num_stored == len(set(labels))
     assert model(examples).argmax(dim=1).tolist() == labels
 

@@ -64,13 +64,16 @@ def test_one_writer_and_many_readers(tmp_path: Path) -> None:
     with new_store(tmp_path / "s", 3) as store:
         with pytest.raises(StoreBusyError, match=f"process {os.getpid()} writes to"):
             open_store(tmp_path / "s", writable=True)
-        with open_store(tmp_path / "s") as one, open_store(tmp_path / "s") as other:
-            assert ids(one) == ids(other) == [1, 2, 3]
+        with (
+            open_store(tmp_path / "s") as reader,
+            open_store(tmp_path / "s") as second_reader,
+        ):
+            assert ids(reader) == ids(second_reader) == [1, 2, 3]
             store.add(examples(2))
-            assert ids(one) == ids(other) == [1, 2, 3, 4, 5]
+            assert ids(reader) == ids(second_reader) == [1, 2, 3, 4, 5]
             store.delete(Selection(ids=(2, 5)))
-            assert ids(one) == ids(other) == [1, 3, 4]
-            assert not hasattr(one, "add")
+            assert ids(reader) == ids(second_reader) == [1, 3, 4]
+            assert not hasattr(reader, "add")
 
 
 def test_no_store_and_no_room_for_one_are_refused(tmp_path: Path) -> None:
@@ -93,12 +96,12 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_lock_ends_with_the_store_not_with_its_forks(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s", 1)
-    child, ours = forked(lambda pipe: pipe.recv())
+    child, parent_end = forked(lambda pipe: pipe.recv())
     store.close()
     with pytest.raises(StoreError, match="was closed"):
         store.inputs(np.array([1]))
     open_store(tmp_path / "s", writable=True).close()
-    ours.send(None)
+    parent_end.send(None)
     child.join()
 
 
@@ -214,14 +217,14 @@ def test_another_model_s_embeddings_must_fit_the_budget(tmp_path: Path) -> None:
 def test_embedding_anew_keeps_the_old_pair_and_goes_on_where_it_was(
     tmp_path: Path,
 ) -> None:
-    asked: list[int] = []
+    batch_sizes: list[int] = []
 
     def other(inputs: Tensor) -> Tensor:
-        asked.append(len(inputs))
+        batch_sizes.append(len(inputs))
         return torch.cat([inputs, -inputs], dim=1)
 
     def broken(inputs: Tensor) -> Tensor:
-        if asked:
+        if batch_sizes:
             raise InterruptedError
         return other(inputs)
 
@@ -230,10 +233,14 @@ def test_embedding_anew_keeps_the_old_pair_and_goes_on_where_it_was(
             store.roll_back()
         with pytest.raises(InterruptedError):
             store.reembed(broken, "other")
-        assert (store.fingerprint, store.embedding_dim, sum(asked)) == ("model", 6, 256)
+        assert (store.fingerprint, store.embedding_dim, sum(batch_sizes)) == (
+            "model",
+            6,
+            256,
+        )
     with open_store(tmp_path / "s", writable=True) as store:
         store.reembed(other, "other")
-        now = (store.fingerprint, store.embedding_dim, sum(asked))
+        now = (store.fingerprint, store.embedding_dim, sum(batch_sizes))
         assert now == ("other", 12, 600)
     with open_store(tmp_path / "s", writable=True) as store:
         assert store.fingerprint == "other"
@@ -243,7 +250,7 @@ def test_embedding_anew_keeps_the_old_pair_and_goes_on_where_it_was(
             store.vectors(store.contents().ids), examples(600).embeddings
         )
         store.reembed(other, "other")
-        assert sum(asked) == 600
+        assert sum(batch_sizes) == 600
         store.add(NewExamples(torch.ones(1, 12), torch.tensor([1]), torch.ones(1, 6)))
         with pytest.raises(StoreError, match="examples arrived after"):
             store.roll_back()
@@ -283,8 +290,8 @@ def test_an_index_that_is_not_what_was_saved_is_built_anew(
     caplog.set_level(logging.INFO)
     with open_store(tmp_path / "s", writable=True) as store:
         assert "is rebuilt" in caplog.text
-        found = store.search(examples(9).embeddings, 1)
-        assert found.ids[:, 0].tolist() == ids(store)
+        neighbors = store.search(examples(9).embeddings, 1)
+        assert neighbors.ids[:, 0].tolist() == ids(store)
     caplog.clear()
     open_store(tmp_path / "s").close()
     assert "is rebuilt" not in caplog.text
@@ -302,6 +309,6 @@ def test_a_valid_index_is_used_and_brought_up_to_date(
     store.close()
     caplog.set_level(logging.INFO)
     with open_store(copy) as reader:
-        found = reader.search(examples(2, seed=5).embeddings, 1)
-        assert found.ids.tolist() == [[10], [11]]
+        neighbors = reader.search(examples(2, seed=5).embeddings, 1)
+        assert neighbors.ids.tolist() == [[10], [11]]
     assert "is rebuilt" not in caplog.text

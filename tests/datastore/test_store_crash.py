@@ -62,7 +62,7 @@ def _change(store: Store, kind: str, generator: np.random.Generator, tell: Any) 
     if kind == "add":
         _add(store, generator, tell)
     elif kind == "delete" and held:
-        ids = sorted({int(one) for one in generator.choice(held, 3)})
+        ids = sorted({int(example_id) for example_id in generator.choice(held, 3)})
         tell("delete", ids)
         tell("deleted", store.delete(Selection(ids=tuple(ids))).tolist())
     elif kind == "reembed" and held:
@@ -105,12 +105,18 @@ class Expected:
             first, labels = words
             held = {**self.labels, **dict(enumerate(labels, start=first))}
             # First in, first out.
-            kept = {one: held[one] for one in sorted(held)[-CAPACITY:]}
+            kept = {
+                example_id: held[example_id] for example_id in sorted(held)[-CAPACITY:]
+            }
             return replace(self, labels=kept)
         if kind == "delete":
             left = dict(self.labels)
-            gone = {one: left.pop(one) for one in words[0] if one in left}
-            deleted = list({**self.deleted, **gone}.items())[-NUM_REMEMBERED:]
+            removed = {
+                example_id: left.pop(example_id)
+                for example_id in words[0]
+                if example_id in left
+            }
+            deleted = list({**self.deleted, **removed}.items())[-NUM_REMEMBERED:]
             return replace(self, labels=left, deleted=dict(deleted))
         return replace(self, fingerprint=words[0]) if kind == "reembed" else self
 
@@ -139,10 +145,10 @@ def killed_after(folder: Path, seed: int, seconds: float) -> list[list[Any]]:
     return [json.loads(line) for line in received.split(b"\n")[:-1]]
 
 
-def play(told: list[list[Any]], before: Expected) -> tuple[Expected, Expected]:
+def play(operations: list[list[Any]], before: Expected) -> tuple[Expected, Expected]:
     """Return what must be there, and what may be there instead."""
     sure, under_way = before, None
-    for words in told:
+    for words in operations:
         if words[0] in OPERATIONS:
             under_way = words
         elif under_way is not None:
@@ -155,10 +161,10 @@ def require_sound(store: StoreReader, *allowed: Expected) -> Expected:
     contents = store.contents()
     labels = dict(zip(contents.ids.tolist(), contents.labels.tolist(), strict=True))
     held = (labels, store.fingerprint)
-    found = [one for one in allowed if (one.labels, one.fingerprint) == held]
-    assert found, "the store holds neither the state before nor one after"
+    matching = [state for state in allowed if (state.labels, state.fingerprint) == held]
+    assert matching, "the store holds neither the state before nor one after"
     inputs = torch.tensor(
-        [input_of(one, label) for one, label in labels.items()]
+        [input_of(state, label) for state, label in labels.items()]
     ).reshape(-1, DIM)
     assert torch.equal(store.inputs(contents.ids).reshape(-1, DIM), inputs)
     vectors = embed(inputs, store.fingerprint)
@@ -168,7 +174,7 @@ def require_sound(store: StoreReader, *allowed: Expected) -> Expected:
         neighbors = store.search(vectors, 1)
         assert np.array_equal(neighbors.ids[:, 0].numpy(), contents.ids)
         assert neighbors.labels[:, 0].tolist() == list(labels.values())
-    return found[0]
+    return matching[0]
 
 
 def _open_on_and_on(folder: Path, pipe: Connection) -> None:
@@ -183,14 +189,14 @@ def _open_on_and_on(folder: Path, pipe: Connection) -> None:
 @contextlib.contextmanager
 def opened_meanwhile(folder: Path) -> Iterator[None]:
     """Let another process open a store again and again."""
-    reader, ours = forked(_open_on_and_on, folder)
+    reader, parent_end = forked(_open_on_and_on, folder)
     try:
         yield
     finally:
-        ours.send("end")
+        parent_end.send("end")
         reader.join()
     assert reader.exitcode == 0
-    assert ours.recv() > 5
+    assert parent_end.recv() > 5
 
 
 def kill_again_and_again(folder: Path, kind: str, num_kills: int) -> set[str]:
@@ -202,11 +208,11 @@ def kill_again_and_again(folder: Path, kind: str, num_kills: int) -> set[str]:
     expected, cut_short = Expected(), set()
     for number in range(num_kills):
         # Short and long lives: opening, single operations, and long histories.
-        told = killed_after(folder, number, float(generator.exponential(0.08)))
-        if told[-1][0] in OPERATIONS:
-            cut_short.add(told[-1][0])
+        operations = killed_after(folder, number, float(generator.exponential(0.08)))
+        if operations[-1][0] in OPERATIONS:
+            cut_short.add(operations[-1][0])
         with open_store(folder) as reader:
-            expected = require_sound(reader, *play(told, expected))
+            expected = require_sound(reader, *play(operations, expected))
         if number % 2:
             # What a writer tidies up leaves the same state.
             with open_store(folder, writable=True) as store:
@@ -219,8 +225,8 @@ def require_erased(folder: Path, deleted: dict[int, int]) -> None:
     """Fail if a file has the first bytes of a deleted input or embedding."""
     files = (path for path in folder.rglob("*") if path.is_file())
     content = b"".join(path.read_bytes() for path in files)
-    for one, label in deleted.items():
-        numbers = torch.tensor([input_of(one, label)])
+    for example_id, label in deleted.items():
+        numbers = torch.tensor([input_of(example_id, label)])
         secrets = [numbers, *(embed(numbers, model) for model in MODELS)]
         for secret in secrets:
             assert secret.numpy().tobytes()[:64] not in content
@@ -245,13 +251,17 @@ def test_a_store_that_is_written_is_not_taken_for_damaged(
     before = [Expected()]
     with opened_meanwhile(folder):
         for number in range(num_kills):
-            told = killed_after(folder, number, float(generator.exponential(0.05)))
-            allowed = [one for known in before for one in play(told, known)]
+            operations = killed_after(
+                folder, number, float(generator.exponential(0.05))
+            )
+            allowed = [
+                expected for known in before for expected in play(operations, known)
+            ]
             with open_store(folder) as reader:
-                found = require_sound(reader, *allowed)
+                state = require_sound(reader, *allowed)
             # What was under way may be seen later: as long as somebody reads, SQLite
             # does not look what else a process that was killed has left in the log.
-            place = allowed.index(found)
+            place = allowed.index(state)
             before = allowed[place : place + 2 - place % 2]
     # An erasure that was cut short is made up for.
     open_store(folder, writable=True).close()

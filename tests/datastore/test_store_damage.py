@@ -130,10 +130,10 @@ def test_writer_continues_after_a_torn_transaction(unfinished: Unfinished) -> No
     torn = content[:begin] + bytes(FRAME) + content[begin + FRAME :]
     log_in(folder).write_bytes(torn)
     # So that the log cannot be emptied.
-    reader, ours = forked(_read_on, folder)
-    count = ours.recv()
+    reader, parent_end = forked(_read_on, folder)
+    count = parent_end.recv()
     left_by_a_kill(folder, lambda store: store.add(some(1, 60, "next")))
-    ours.send("end")
+    parent_end.send("end")
     reader.join()
     with open_store(folder) as store:
         assert len(store) == count + 1
@@ -152,25 +152,25 @@ def test_the_last_acknowledged_transaction_cannot_be_cut(
     open_store(folder).close()
 
 
-def harm(path: Path, how: str) -> None:
+def harm(path: Path, damage: str) -> None:
     content = path.read_bytes()
     path.unlink()
-    if how == "made a folder":
+    if damage == "made a folder":
         path.mkdir()
-    elif how != "removed":
+    elif damage != "removed":
         left = {"empty": b"", "halved": content[: len(content) // 2]}
-        path.write_bytes(left.get(how, b"[" * 5000))
+        path.write_bytes(left.get(damage, b"[" * 5000))
 
 
 HARMS = ["removed", "empty", "halved", "scribbled on", "made a folder"]
 
 
-@pytest.mark.parametrize("how", HARMS)
+@pytest.mark.parametrize("damage", HARMS)
 @pytest.mark.parametrize("name", [DATABASE, f"{DATABASE}-wal", ACKNOWLEDGED])
 def test_a_file_that_is_no_more_what_it_was_is_refused(
-    store: Path, name: str, how: str
+    store: Path, name: str, damage: str
 ) -> None:
-    harm(store / name, how)
+    harm(store / name, damage)
     files = {path: path.read_bytes() for path in store.iterdir() if path.is_file()}
     for writable in (False, True):
         with pytest.raises(StoreError) as caught:
@@ -196,20 +196,20 @@ def test_a_witness_without_its_end_is_refused_whatever_it_says(store: Path) -> N
     open_store(store).close()
 
 
-@pytest.mark.parametrize("how", HARMS)
+@pytest.mark.parametrize("damage", HARMS)
 @pytest.mark.parametrize("pattern", ["manifest.json", "*.index"])
 def test_a_saved_index_is_not_needed(
-    closed: Path, tmp_path: Path, pattern: str, how: str
+    closed: Path, tmp_path: Path, pattern: str, damage: str
 ) -> None:
     folder = Path(shutil.copytree(closed, tmp_path / "store"))
     (file,) = (folder / INDEX).glob(pattern)
-    harm(file, how)
+    harm(file, damage)
     assert rows_of(folder) == rows_of(closed)
     # None that is saved is no fault.
-    assert bool(verify(folder).findings) == (how != "removed")
+    assert bool(verify(folder).findings) == (damage != "removed")
     with open_store(folder, writable=True) as store:
         store.compact()
-    if how != "made a folder":
+    if damage != "made a folder":
         assert verify(folder).findings == ()
 
 
@@ -238,7 +238,7 @@ def _make_read_only(folder: Path) -> bool:
     """Keep this process from writing in ``folder``; return whether that worked."""
     system = ctypes.CDLL(None)
     # Whoever is not root may do so as another user.
-    if all(system.unshare(one) for one in (_NEW_MOUNTS, _NEW_MOUNTS | _NEW_USER)):
+    if all(system.unshare(flags) for flags in (_NEW_MOUNTS, _NEW_MOUNTS | _NEW_USER)):
         return False
     path = os.fsencode(folder)
     mounts = [

@@ -57,8 +57,8 @@ def _fill_a_full_disk(folder: Path, room: int, pipe) -> None:  # type: ignore[no
 
 def test_a_full_disk_leaves_the_last_good_state(tmp_path: Path) -> None:
     new_store(tmp_path / "s", 10).close()
-    child, ours = forked(_fill_a_full_disk, tmp_path / "s", 400_000)
-    acknowledged, message = ours.recv()
+    child, parent_end = forked(_fill_a_full_disk, tmp_path / "s", 400_000)
+    acknowledged, message = parent_end.recv()
     child.join()
     assert child.exitcode == 0
     assert len(acknowledged) > 60
@@ -192,8 +192,8 @@ def made(folder: Path, is_on_disk: bool = True, **settings: Any) -> Store:
 
 
 def nearest(store: StoreReader, queries: Tensor) -> list[int]:
-    found: list[int] = store.search(queries, 1).ids[:, 0].tolist()
-    return found
+    ids: list[int] = store.search(queries, 1).ids[:, 0].tolist()
+    return ids
 
 
 def search_until(
@@ -203,10 +203,10 @@ def search_until(
     begun.wait(60)
     queries = batch(1, 30).embeddings
     while not done.is_set():
-        found = store.search(queries, 5)
-        assert torch.equal(found.labels, found.ids % 10)
-        expected = DIM * (queries[:, :1].double() - found.ids).square()
-        torch.testing.assert_close(found.squared_distances, expected)
+        neighbors = store.search(queries, 5)
+        assert torch.equal(neighbors.labels, neighbors.ids % 10)
+        expected = DIM * (queries[:, :1].double() - neighbors.ids).square()
+        torch.testing.assert_close(neighbors.squared_distances, expected)
 
 
 @contextlib.contextmanager
@@ -256,7 +256,11 @@ def test_additions_from_several_threads_are_all_kept(tmp_path: Path) -> None:
     with made(tmp_path) as store:
         with ThreadPoolExecutor(4) as threads:
             adding = [threads.submit(store.add, batch(1, 5)) for _ in range(12)]
-            ids = [one for each in adding for one in each.result().ids.tolist()]
+            ids = [
+                example_id
+                for each in adding
+                for example_id in each.result().ids.tolist()
+            ]
         assert sorted(ids) == store.contents().ids.tolist() == list(range(1, 61))
 
 
@@ -404,8 +408,8 @@ def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
         with open_store(tmp_path / "s") as reader:
             for first in range(101, 301, 20):
                 store.add(batch(first, 20))
-                found = reader.search(batch(first, 20).embeddings, 1)
-                assert found.ids[:, 0].tolist() == list(range(first, first + 20))
+                neighbors = reader.search(batch(first, 20).embeddings, 1)
+                assert neighbors.ids[:, 0].tolist() == list(range(first, first + 20))
             assert not reader._live.view.index.is_outgrown
 
 

@@ -69,13 +69,13 @@ class Model:
     capacity: int
     held: tuple[Stored, ...] = ()
 
-    def offer(self, one: Stored) -> "Model":
+    def offer(self, new: Stored) -> "Model":
         """Return the model after one more example; random policies are not modelled."""
         if len(self.held) < self.capacity or self.policy == "concatenate":
-            return replace(self, held=(*self.held, one))
+            return replace(self, held=(*self.held, new))
         if self.policy == "fixed":
             return self
-        together = (*self.held, one)
+        together = (*self.held, new)
         oldest = min(together, key=lambda each: (each.arrival, each.id))
         return replace(self, held=together).without({oldest.id})
 
@@ -114,13 +114,13 @@ class StoreMachine(RuleBasedStateMachine):
         return self.disk, self.memory, self.reader
 
     def new_examples(self, drawn: list[Stored]) -> NewExamples:
-        inputs = torch.tensor([one.input for one in drawn], dtype=torch.uint8)
+        inputs = torch.tensor([example.input for example in drawn], dtype=torch.uint8)
         return NewExamples(
             MODELS[self.disk.fingerprint](inputs),
-            torch.tensor([one.label for one in drawn]),
+            torch.tensor([example.label for example in drawn]),
             inputs,
-            tuple(one.external_id for one in drawn),
-            torch.tensor([one.arrival for one in drawn], dtype=torch.float64),
+            tuple(example.external_id for example in drawn),
+            torch.tensor([example.arrival for example in drawn], dtype=torch.float64),
         )
 
     @rule(drawn=examples)
@@ -146,13 +146,17 @@ class StoreMachine(RuleBasedStateMachine):
         if self.policy in ("reservoir", "class_balanced"):
             # Chance decides; the two stores have agreed on what it said.
             evicted = set(outcomes[0].evicted.tolist())
-            assert evicted <= {one.id for one in self.model.held}
-            kept = [one for one in arriving if one.id in outcomes[0].ids.tolist()]
+            assert evicted <= {example.id for example in self.model.held}
+            kept = [
+                example
+                for example in arriving
+                if example.id in outcomes[0].ids.tolist()
+            ]
             left = self.model.without(evicted)
             self.model = replace(left, held=(*left.held, *kept))
             return
-        for one in arriving:
-            self.model = self.model.offer(one)
+        for example in arriving:
+            self.model = self.model.offer(example)
 
     @rule(seed=st.integers(0, 10**6))
     def add_many(self, seed: int) -> None:
@@ -165,54 +169,60 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 100))
     def add_a_name_that_is_taken(self, pick: int) -> None:
-        named = [one for one in self.model.held if one.external_id]
+        named = [example for example in self.model.held if example.external_id]
         if named:
             with pytest.raises(Exception, match="is stored already"):
                 self.disk.add(self.new_examples([named[pick % len(named)]]))
 
     @rule(ids=st.sets(st.integers(1, 40), min_size=1, max_size=4))
     def delete_ids(self, ids: set[int]) -> None:
-        self.delete(Selection(ids=tuple(ids)), lambda one: one.id in ids)
+        self.delete(Selection(ids=tuple(ids)), lambda example: example.id in ids)
 
     @rule(label=st.integers(0, NUM_CLASSES - 1), start=st.floats(0, 9))
     def delete_a_label_from_a_time_on(self, label: int, start: float) -> None:
         self.delete(
             Selection(labels=(label,), arrived_from=start, arrived_before=start + 3),
-            lambda one: one.label == label and start <= one.arrival < start + 3,
+            lambda example: (
+                example.label == label and start <= example.arrival < start + 3
+            ),
         )
 
     @rule(number=st.integers(1, 40))
     def delete_a_name(self, number: int) -> None:
         name = f"x{number}"
         self.delete(
-            Selection(external_ids=(name,)), lambda one: one.external_id == name
+            Selection(external_ids=(name,)), lambda example: example.external_id == name
         )
 
     def delete(self, selection: Selection, chosen) -> None:  # type: ignore[no-untyped-def]
-        expected = {one.id for one in self.model.held if chosen(one)}
+        expected = {example.id for example in self.model.held if chosen(example)}
         for store in (self.disk, self.memory):
             assert set(store.delete(selection).tolist()) == expected
         self.model = self.model.without(expected)
 
     @rule(queries=st.lists(inputs, min_size=1, max_size=3), k=st.integers(1, 15))
     def search(self, queries: list[list[int]], k: int) -> None:
-        asked = MODELS[self.disk.fingerprint](torch.tensor(queries, dtype=torch.uint8))
+        embeddings = MODELS[self.disk.fingerprint](
+            torch.tensor(queries, dtype=torch.uint8)
+        )
         for store in self.stores:
-            self.require_neighbors(store, asked, k)
+            self.require_neighbors(store, embeddings, k)
 
-    def require_neighbors(self, store: StoreReader, asked: Tensor, k: int) -> None:
-        found, held = store.search(asked, k), self.model.held
+    def require_neighbors(self, store: StoreReader, embeddings: Tensor, k: int) -> None:
+        neighbors, held = store.search(embeddings, k), self.model.held
         count = min(k, len(held))
-        assert found.ids.shape == (len(asked), count)
+        assert neighbors.ids.shape == (len(embeddings), count)
         if count == 0:
             return
-        ids, labels = np.array([(one.id, one.label) for one in held]).T
-        places = np.searchsorted(ids, found.ids.numpy())
-        assert (ids[places] == found.ids.numpy()).all()
+        ids, labels = np.array([(example.id, example.label) for example in held]).T
+        places = np.searchsorted(ids, neighbors.ids.numpy())
+        assert (ids[places] == neighbors.ids.numpy()).all()
         assert (np.diff(np.sort(places, axis=1)) > 0).all()
-        assert (labels[places] == found.labels.numpy()).all()
+        assert (labels[places] == neighbors.labels.numpy()).all()
         vectors = torch.stack(self.vectors()).double()
-        distances = ((asked.double()[:, None] - vectors[None]) ** 2).sum(dim=2).numpy()
+        distances = (
+            ((embeddings.double()[:, None] - vectors[None]) ** 2).sum(dim=2).numpy()
+        )
         order = np.argsort(distances, axis=1, kind="stable")[:, :count]
         least = np.take_along_axis(distances, order, axis=1)
         exact = np.take_along_axis(distances, places, axis=1)
@@ -221,14 +231,14 @@ class StoreMachine(RuleBasedStateMachine):
         if self.settings.index in (KINDS["half"], KINDS["scalar"]):
             # Half precision holds these inputs exactly, 8 bits nearly.
             np.testing.assert_allclose(
-                found.squared_distances, exact, rtol=0.1, atol=0.5
+                neighbors.squared_distances, exact, rtol=0.1, atol=0.5
             )
         if self.settings.index.ranks_exactly:
-            np.testing.assert_allclose(found.squared_distances, exact, rtol=1e-12)
-            assert (found.squared_distances.numpy() >= least - 1e-9).all()
+            np.testing.assert_allclose(neighbors.squared_distances, exact, rtol=1e-12)
+            assert (neighbors.squared_distances.numpy() >= least - 1e-9).all()
 
     def vectors(self) -> list[Tensor]:
-        inputs = [one.input for one in self.model.held]
+        inputs = [example.input for example in self.model.held]
         stacked = torch.tensor(inputs, dtype=torch.uint8).reshape(-1, INPUT_DIM)
         return list(MODELS[self.disk.fingerprint](stacked))
 
@@ -261,13 +271,15 @@ class StoreMachine(RuleBasedStateMachine):
             assert len(held) <= self.settings.capacity
         for store in self.stores:
             contents = store.contents()
-            assert contents.ids.tolist() == [one.id for one in held]
-            assert contents.labels.tolist() == [one.label for one in held]
-            assert contents.arrivals.tolist() == [one.arrival for one in held]
+            assert contents.ids.tolist() == [example.id for example in held]
+            assert contents.labels.tolist() == [example.label for example in held]
+            assert contents.arrivals.tolist() == [example.arrival for example in held]
             assert sorted(store._live.view.index.ids.tolist()) == contents.ids.tolist()
-            assert store.external_ids(contents.ids) == [one.external_id for one in held]
+            assert store.external_ids(contents.ids) == [
+                example.external_id for example in held
+            ]
             if held:
-                inputs = [list(one.input) for one in held]
+                inputs = [list(example.input) for example in held]
                 assert store.inputs(contents.ids).tolist() == inputs
                 expected = torch.stack(self.vectors())
                 assert torch.equal(store.vectors(contents.ids), expected)

@@ -58,8 +58,8 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert set(place) == {"cat/c.png", "fox/a.png", "fox/b.png"}
     assert source.labels[place["cat/c.png"]] == 0
     assert source.labels.sum() == 4
-    wanted = source.images([place["fox/b.png"], place["cat/c.png"]])
-    np.testing.assert_array_equal(wanted.numpy(), [first, third])
+    expected = source.images([place["fox/b.png"], place["cat/c.png"]])
+    np.testing.assert_array_equal(expected.numpy(), [first, third])
 
 
 def test_a_folders_order_mixes_the_classes_and_is_always_the_same(
@@ -127,7 +127,9 @@ def test_what_lies_in_the_wrong_place_is_named(tmp_path: Path) -> None:
 
 def save(path: Path, **changes: Any) -> Path:
     arrays = {"inputs": pixels(3), "labels": np.array([2, 0, 1], np.int32), **changes}
-    np.savez(path, **{name: one for name, one in arrays.items() if one is not None})
+    np.savez(
+        path, **{name: array for name, array in arrays.items() if array is not None}
+    )
     return path
 
 
@@ -332,7 +334,7 @@ def test_the_figures_of_a_store(tmp_path: Path) -> None:
     summary = summarize(folder)
     assert summary.num_by_label == (11, 10, 10)
     assert (summary.num_examples, summary.capacity) == (31, 50)
-    assert [one.fingerprint for one in summary.versions] == ["first", "second"]
+    assert [version.fingerprint for version in summary.versions] == ["first", "second"]
     assert (summary.active, summary.previous) == (2, 1)
     assert summary.arrivals == (1000.0, 1030.0)
     assert summary.writer is None

@@ -88,10 +88,12 @@ def test_the_log_loss_prefers_what_is_likely() -> None:
 
 
 def test_an_impossible_label_costs_a_finite_loss() -> None:
-    one = torch.tensor([[1.0, 0.0]])
+    probabilities = torch.tensor([[1.0, 0.0]])
     labels, weights = torch.tensor([1]), torch.tensor([0.0, 0.5], dtype=torch.float64)
     expected = torch.full((2,), 1e-12, dtype=torch.float64).log()
-    torch.testing.assert_close(log_likelihood(one, one, labels, weights), expected)
+    torch.testing.assert_close(
+        log_likelihood(probabilities, probabilities, labels, weights), expected
+    )
 
 
 @pytest.mark.parametrize("criterion", CRITERIA.values())
@@ -161,9 +163,10 @@ def test_the_joint_choice_equals_separate_evaluations(
 ) -> None:
     # Of equally good ones few neighbours and a large scale are chosen.
     combinations = [
-        KnnParameters(*one) for one in itertools.product(GRID, (1, 2, 5), (2.0, 0.3))
+        KnnParameters(*values)
+        for values in itertools.product(GRID, (1, 2, 5), (2.0, 0.3))
     ]
-    scores = [separate_score(evidence, one, criterion) for one in combinations]
+    scores = [separate_score(evidence, values, criterion) for values in combinations]
     rule = CRITERIA[criterion]
     grid = ParameterGrid.of(GRID, (5, 1, 2), (0.3, 2.0))
     chosen = best_parameters(evidence, grid, paper_kernel, rule)
@@ -185,10 +188,13 @@ def test_a_prior_without_strength_changes_nothing_and_a_strong_one_decides(
     )
     chosen = chosen_weight(evidence, GRID, rule, Prior(expected, 1e9))
     scores = [
-        separate_score(evidence, KnnParameters(one, 1, 1.0), criterion) for one in GRID
+        separate_score(evidence, KnnParameters(knn_weight, 1, 1.0), criterion)
+        for knn_weight in GRID
     ]
     scored = zip(GRID, scores, strict=True)
-    allowed = [weight for weight, one in scored if one >= scores[0] - 1e-9]
+    allowed = [
+        weight for weight, knn_weight in scored if knn_weight >= scores[0] - 1e-9
+    ]
     distance = min(abs(weight - expected) for weight in allowed)
     assert abs(chosen - expected) == pytest.approx(distance, abs=1e-6)
 
@@ -199,8 +205,8 @@ def test_a_prior_counts_as_so_many_examples() -> None:
     evidence = one_neighbour([0, 0, 0])
     weights = (0.0, 0.1, 0.3, 0.5)
     assert [
-        separate_score(evidence, KnnParameters(one, 1, 1.0), "accuracy")
-        for one in weights
+        separate_score(evidence, KnnParameters(knn_weight, 1, 1.0), "accuracy")
+        for knn_weight in weights
     ] == [0, 0, 1, 2]
     chosen = [
         chosen_weight(evidence, weights, num_correct, Prior(0.1, strength))
@@ -264,9 +270,11 @@ def test_leaving_one_out_equals_as_many_stores_without_it(
     for row in range(count):
         others = torch.arange(count) != row
         without = memory_store(embeddings[others], labels[others], NUM_CLASSES)
-        found = without.search(embeddings[row : row + 1], num_neighbors)
-        assert torch.equal(evidence.squared_distances[row], found.squared_distances[0])
-        assert torch.equal(evidence.neighbor_labels[row], found.labels[0])
+        neighbors = without.search(embeddings[row : row + 1], num_neighbors)
+        assert torch.equal(
+            evidence.squared_distances[row], neighbors.squared_distances[0]
+        )
+        assert torch.equal(evidence.neighbor_labels[row], neighbors.labels[0])
 
 
 def test_some_of_the_stored_examples_may_be_left_out() -> None:
@@ -294,12 +302,12 @@ def test_examples_outside_the_store_are_searched_as_they_are() -> None:
     embeddings, labels = drawn(2, 20, 3)
     store = memory_store(embeddings[:15], labels[:15], NUM_CLASSES)
     evidence = held_out(store, queries_of(embeddings[15:], labels[15:]), 4)
-    found = store.search(embeddings[15:], 4)
+    neighbors = store.search(embeddings[15:], 4)
     assert len(evidence) == 5
     nothing = memory_store(embeddings[:0], labels[:0], NUM_CLASSES)
     assert len(held_out(nothing, queries_of(embeddings, labels), 4)) == 0
-    assert torch.equal(evidence.squared_distances, found.squared_distances)
-    assert torch.equal(evidence.neighbor_labels, found.labels)
+    assert torch.equal(evidence.squared_distances, neighbors.squared_distances)
+    assert torch.equal(evidence.neighbor_labels, neighbors.labels)
 
 
 def test_logits_are_refused() -> None:
@@ -350,9 +358,9 @@ def test_points_rise(sizes: list[int], seed: int, num_points: int) -> None:
     assert 1 <= len(points) <= num_points
     found_sizes = [point.num_examples for point in points]
     assert found_sizes == sorted(set(found_sizes))
-    found = [point.knn_weight for point in points]
-    assert found == pytest.approx(sorted(found))
-    assert min(weights) - 1e-9 <= found[0] <= found[-1] + 1e-9 <= max(weights) + 2e-9
+    rising = [point.knn_weight for point in points]
+    assert rising == pytest.approx(sorted(rising))
+    assert min(weights) - 1e-9 <= rising[0] <= rising[-1] + 1e-9 <= max(weights) + 2e-9
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:

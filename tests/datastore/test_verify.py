@@ -67,7 +67,7 @@ def change(folder: Path, statement: str, *values: object) -> None:
 
 
 def findings(folder: Path) -> list[str]:
-    return [one.problem for one in verify(folder).findings]
+    return [finding.problem for finding in verify(folder).findings]
 
 
 def test_it_stays_sound_whatever_is_done(folder: Path) -> None:
@@ -127,9 +127,9 @@ def test_damage_is_found(folder: Path, statement: str, problem: str, fix: str) -
 def test_an_example_without_a_trace_is_missed(folder: Path) -> None:
     for table in TABLES:
         change(folder, f"DELETE FROM {table} WHERE id = 9")
-    (found,) = verify(folder).findings
-    assert "examples are missing" in found.problem
-    assert "rewrite" in found.fix
+    (finding,) = verify(folder).findings
+    assert "examples are missing" in finding.problem
+    assert "rewrite" in finding.fix
     with pytest.raises(StoreDamagedError, match="examples are missing"):
         open_store(folder)
 
@@ -137,9 +137,9 @@ def test_an_example_without_a_trace_is_missed(folder: Path) -> None:
 def test_an_erasure_that_was_cut_short_is_found(folder: Path) -> None:
     with open_rows(folder, writable=True) as (_, rows), rows.writing() as (_, row):
         row.erasing = 1
-    (found,) = verify(folder).findings
-    assert "an erasure was interrupted" in found.problem
-    assert "rewrite" in found.fix
+    (finding,) = verify(folder).findings
+    assert "an erasure was interrupted" in finding.problem
+    assert "rewrite" in finding.fix
     assert verify(folder).salvage is None
 
 
@@ -166,9 +166,9 @@ def test_numbers_that_are_not_finite_are_found(folder: Path) -> None:
 )
 def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> None:
     change(folder, f"UPDATE store SET {assignment}")
-    (found,) = findings(folder)
-    assert "its classes and capacity, is not what was written" in found
-    assert "pydantic" not in found
+    (problem,) = findings(folder)
+    assert "its classes and capacity, is not what was written" in problem
+    assert "pydantic" not in problem
 
 
 def test_verify_finds_other_vectors_in_the_flat_index(tmp_path: Path) -> None:
@@ -271,10 +271,10 @@ def check(folder: Path, whole: dict[int, tuple[object, ...]]) -> Salvage:
     saved = salvage(folder, target)
     assert files_of(folder) == before
     assert readable_part(folder) == saved
-    found = rows_of(target)
-    assert len(found) == saved.num_saved
-    assert found == {one: whole[one] for one in found}
-    assert set(found).isdisjoint(saved.lost)
+    rows = rows_of(target)
+    assert len(rows) == saved.num_saved
+    assert rows == {example_id: whole[example_id] for example_id in rows}
+    assert set(rows).isdisjoint(saved.lost)
     assert verify(target).findings == ()
     left = {path.name for path in folder.parent.iterdir()} - {folder.name, "saved"}
     assert not any(name.startswith(".") for name in left)
@@ -323,7 +323,7 @@ def test_damaged_examples_are_named(folder: Path) -> None:
         "UPDATE examples SET label = 'x' WHERE id = 9",
         "UPDATE examples SET arrival = 1 WHERE id = 10",
         "DELETE FROM inputs WHERE id = 11",
-        *(f"DELETE FROM {one} WHERE id = 12" for one in TABLES),
+        *(f"DELETE FROM {table} WHERE id = 12" for table in TABLES),
     ):
         change(folder, statement)
     saved = check(folder, whole)
