@@ -77,7 +77,7 @@ def make_rounds(num_clients: int, pipe: Connection) -> None:
         with Rounds(bench, federation, Path(folder) / "checkpoints") as rounds:
             pipe.send(time.perf_counter() - began)
             while pipe.recv():
-                pipe.send(rounds.seconds_of_one())
+                pipe.send(rounds.measure_round())
     pipe.send(peak_megabytes())
 
 

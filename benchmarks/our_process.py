@@ -66,7 +66,7 @@ def _serve_ours(bench: Workbench, federation: Federation) -> None:
     with rounds_of(bench, federation) as rounds:
 
         def make_round() -> int:
-            rounds.make_one()
+            rounds.make_round()
             return rounds.num_trained * steps_per_client
 
         serve(make_round, lambda: bench.task.model.named(rounds.weights))
@@ -91,7 +91,7 @@ def flower_fedavg(workload: Workload, folder: Path, rank: int) -> None:  # noqa:
 
     def lead(grid: Grid) -> None:
         rounds = stock.TrainingRounds(grid, folder)
-        serve(rounds.make_one, rounds.model)
+        serve(rounds.make_round, rounds.model)
 
     run = workload.experiment().run
     stock.on_stock_flower(workload.num_clients, run, lead, stock.training_app)

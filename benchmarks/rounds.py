@@ -64,16 +64,16 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
         weights: Tensor = self._state.weights
         return weights
 
-    def make_one(self) -> None:
+    def make_round(self) -> None:
         """Make the next round."""
         self._requests.put(True)
         self._done.get()
         if self._has_ended:
             self._run.result()
 
-    def seconds_of_one(self) -> float:
+    def measure_round(self) -> float:
         """Make the next round and return its duration in seconds."""
-        return seconds_of(self.make_one)
+        return seconds_of(self.make_round)
 
     def _train(self) -> None:
         try:
@@ -116,7 +116,7 @@ def round_seconds(workload: Workload, num_rounds: int) -> list[float]:
 
     def lead(bench: Workbench, federation: Federation) -> list[float]:
         with rounds_of(bench, federation) as rounds:
-            rounds.make_one()
-            return [rounds.seconds_of_one() for _ in range(num_rounds)]
+            rounds.make_round()
+            return [rounds.measure_round() for _ in range(num_rounds)]
 
     return on_flower(workload, lead)

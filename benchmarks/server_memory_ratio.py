@@ -46,8 +46,8 @@ class Peaks:
 
 def peaks_of(workload: Workload, *, is_stock: bool) -> Peaks:
     """Make the rounds in a fresh process."""
-    whose = "Flower's FedAvg" if is_stock else "ours"
-    say(f"server_memory_ratio: {workload.num_clients} clients, {whose}")
+    server = "Flower's FedAvg" if is_stock else "ours"
+    say(f"server_memory_ratio: {workload.num_clients} clients, {server}")
     command = [sys.executable, "-m", "benchmarks.server_memory_ratio"]
     command += ["--stock" if is_stock else "--ours", json.dumps(asdict(workload))]
     ended = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -61,7 +61,7 @@ def peaks_here(workload: Workload) -> Peaks:
         before = peak_megabytes()
         with rounds_of(bench, federation) as rounds:
             for _ in range(NUM_ROUNDS):
-                rounds.make_one()
+                rounds.make_round()
         return Peaks(before, peak_megabytes())
 
     return on_flower(workload, lead)
@@ -124,13 +124,13 @@ def _pair(many: Workload, *, is_stock: bool) -> _Pair:
     return _Pair(peaks_of(few, is_stock=is_stock), peaks_of(many, is_stock=is_stock))
 
 
-def _details(whose: str, num_many: int, pairs: list[_Pair]) -> dict[str, object]:
+def _details(name: str, num_many: int, pairs: list[_Pair]) -> dict[str, object]:
     by_number = {
         num_many // 10: [pair.few for pair in pairs],
         num_many: [pair.many for pair in pairs],
     }
     return {
-        f"{whose}_megabytes": {
+        f"{name}_megabytes": {
             str(number): _megabytes(peaks) for number, peaks in by_number.items()
         }
     }
@@ -149,8 +149,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--stock-clients", type=int, default=100)
     # Options of the fresh processes, which receive a `Workload` as JSON.
-    for whose in ("--ours", "--stock"):
-        parser.add_argument(whose, help=argparse.SUPPRESS)
+    for option in ("--ours", "--stock"):
+        parser.add_argument(option, help=argparse.SUPPRESS)
     return parser
 
 

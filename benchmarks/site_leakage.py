@@ -378,10 +378,10 @@ def with_trap_weights(target: Target) -> Iterator[Extraction]:
 def of_labels_and_presence(target: Target) -> Iterator[Extraction]:
     """Yield the labels and answers from updates and metrics."""
     cnn = {"name": "tiny_cnn", "embedding_dim": 32}
-    for honest, whose in ((True, "honest"), (False, "trap")):
+    for honest, weights in ((True, "honest"), (False, "trap")):
         worker = target.opened(experiment_over_sites(cnn, HONEST))
         true, estimated = label_counts(worker, honest=honest)
-        attack = f"labels by the bias of one update, {whose} weights"
+        attack = f"labels by the bias of one update, {weights} weights"
         yield _of_labels("experiment pinned", attack, true, estimated, 1)
     worker = target.opened(experiment_over_sites(SOFTMAX, HONEST))
     attack = "labels of the validation split by losses"

@@ -76,7 +76,7 @@ class TrainingRounds(FedAvg):
         self._grid = grid
         self._arrays = ArrayRecord(self.task.network.state_dict())
 
-    def make_one(self) -> int:
+    def make_round(self) -> int:
         """Make the next round; return the SGD steps of its clients."""
         config = ConfigRecord({"folder": str(self._folder)})
         result = self.start(self._grid, self._arrays, num_rounds=1, train_config=config)

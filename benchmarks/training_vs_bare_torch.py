@@ -41,7 +41,7 @@ def measure(
         def lead(bench: Workbench, federation: Federation) -> Turns:
             with rounds_of(bench, federation) as rounds:
                 return in_turn(
-                    rounds.seconds_of_one,
+                    rounds.measure_round,
                     lambda: seconds_of(lambda: _bare_pass(processes, shares)),
                     repetitions,
                 )

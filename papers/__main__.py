@@ -121,35 +121,36 @@ def figure(
 ) -> None:
     """Make one figure of a finished run, or of an experiment to train."""
     settings = parse_options(name, dict(map(_option, options or ())))
-    chosen, several = FIGURES[name], of or []
-    if (not several) != (chosen.needs == NOTHING) or (
-        overrides and chosen.needs == RUN
-    ):
+    chosen = FIGURES[name]
+    sources = of or []
+    lacks_source = not sources and chosen.needs != NOTHING
+    has_no_use = bool(sources) and chosen.needs == NOTHING
+    if lacks_source or has_no_use or (overrides and chosen.needs == RUN):
         raise typer.BadParameter(f"{name} needs {chosen.needs}")
     # The experiment file in a run's folder belongs to this run alone.
     names = [
         source.parent.name if source.name == EXPERIMENT else source.stem
-        for source in several
+        for source in sources
     ]
     if len(set(names)) < len(names):
         raise typer.BadParameter(f"found {', '.join(names)}, expected different names")
 
-    def make(of_one: Path | None, place: Path) -> Shown:
+    def make(source: Path | None, place: Path) -> Shown:
         subject: TrainedModel | Experiment | None = None
-        if of_one is not None and chosen.needs == RUN:
-            subject = trained_model(of_one)
-        elif of_one is not None:
-            described = find_experiment(of_one)
-            catalogue = experiment_catalogue()
-            subject = read_experiment(described, catalogue, overrides or ())
+        if source is not None and chosen.needs == RUN:
+            subject = trained_model(source)
+        elif source is not None:
+            subject = read_experiment(
+                find_experiment(source), experiment_catalogue(), overrides or ()
+            )
         with progress(chosen.parts) as on_part:
             return make_figure(name, subject, settings, place, on_part)
 
-    if len(several) < 2:
-        print_shown(make(several[0] if several else None, output))
+    if len(sources) < 2:
+        print_shown(make(sources[0] if sources else None, output))
     else:
         places = [output / place for place in names]
-        drawings = list(map(make, several, places))
+        drawings = list(map(make, sources, places))
         means = over_runs([drawing.tables for drawing in drawings])
         write_atomically(output / f"{name}.md", markdown_of(means))
         print_shown(Shown(tuple(means)))

@@ -131,8 +131,8 @@ def settings_of(experiment: Experiment) -> FedBasisSettings:
 
 def follow_bases(bench: Workbench) -> BasesFollowed:
     """Run rounds and model distribution, and record the bases after each round."""
-    diary = _Diary(bench, settings_of(bench.experiment))
-    watched = replace(bench, method=diary.watched(bench.method))
+    recorder = _BasesRecorder(bench, settings_of(bench.experiment))
+    watched = replace(bench, method=recorder.watched(bench.method))
     roster = bench.roster
     with serial_rounds(watched) as (loop, federation):
         start = untrained(watched, roster)
@@ -146,11 +146,11 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
             for update in replies.values()
             if update is not None
         ]
-    return BasesFollowed(trained, results, *diary.curves(start.state))
+    return BasesFollowed(trained, results, *recorder.curves(start.state))
 
 
 @dataclass
-class _Diary:
+class _BasesRecorder:
     """Records of a method during training."""
 
     bench: Workbench

@@ -31,17 +31,15 @@ from knnper.simulation.partition.dirichlet import DirichletSettings
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.trained_model import TrainedModel
-from papers.figures import (
-    Drawing,
+from papers.curves import (
     FigureCurve,
-    FigureFolder,
-    PartRecord,
     correlation,
     curve_of,
     curve_over,
     curve_rows,
     plot_curves,
 )
+from papers.figures import Drawing, FigureFolder, PartRecord
 from papers.new_clients import (
     NewClient,
     NewClientService,

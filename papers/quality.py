@@ -34,16 +34,8 @@ from knnper.simulation.trained_model import TrainedModel, model_with
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies import ModelState, local_sgd
 from knnper.strategies.core.training import steps_per_epoch
-from papers.figures import (
-    Drawing,
-    FigureCurve,
-    FigureFolder,
-    PartRecord,
-    correlation,
-    curve_over,
-    curve_rows,
-    plot_curves,
-)
+from papers.curves import FigureCurve, correlation, curve_over, curve_rows, plot_curves
+from papers.figures import Drawing, FigureFolder, PartRecord
 from papers.memory import MemorySettings, Population
 from papers.new_clients import NewClientService, UnseenImages
 

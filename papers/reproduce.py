@@ -142,8 +142,9 @@ def progress(noun: str) -> Iterator[OnPart]:
                 # The first call reports the parts that an earlier command finished.
                 num_before = done
                 advance = stack.enter_context(run_counter(total, noun))
-            left = seconds_left(began, time.monotonic(), done, total, num_before)
-            advance(Progress(done, total, num_before, left))
+            now = time.monotonic()
+            remaining = seconds_left(began, now, done, total, num_before)
+            advance(Progress(done, total, num_before, remaining))
 
         yield on_part
 

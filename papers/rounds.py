@@ -101,7 +101,7 @@ def _read_training(
     folder = RunFolder.open(path) if is_there else RunFolder.create(path, trained)
     identity = results_identity(trained)
     with folder.locked():
-        checkpoints = _Reader(folder.checkpoints, identity, readers, folder)
+        checkpoints = _TestedCheckpoints(folder.checkpoints, identity, readers, folder)
         start = checkpoints.load_latest(bench.method.state_type)
         start = start or untrained(bench, bench.roster)
         folder.drop_rounds_after(start.server_round)
@@ -114,7 +114,7 @@ def _read_training(
         RoundLoop(bench, federation, bench.roster, checkpoints, record).train(start)
 
 
-class _Reader(CheckpointFolder):
+class _TestedCheckpoints(CheckpointFolder):
     """Tests each checkpoint before it is stored, so that none lacks its readings."""
 
     def __init__(
