@@ -153,7 +153,7 @@ class ClientRuntime:
         client, server_round = request.client, request.server_round
         state, update = self.method.client_update(
             request.payload,
-            self._load_state(client, request.state_round),
+            self._load_state(client, request.state_round, delete_later=True),
             self.source.data(client),
             server_round,
             self.key.child("client_update", server_round, client),
@@ -322,11 +322,15 @@ class ClientRuntime:
         images = [split.images for split in splits]
         return self.pool.holding(models, images, keep=keep)
 
-    def _load_state(self, client: str, after_round: int) -> Any:
+    def _load_state(
+        self, client: str, after_round: int, *, delete_later: bool = False
+    ) -> Any:
         state_type = self.method.client_state_type
         if state_type is NoState:
             return None
-        return self.states.load(state_type, client, after_round)
+        return self.states.load(
+            state_type, client, after_round, delete_later=delete_later
+        )
 
     def _unpersonalised(self, reference: object) -> Predictor:
         no_data = ClientData(no_examples(self.spec), no_examples(self.spec))

@@ -46,32 +46,41 @@ class ClientStateStore:
     exists as a whole or not at all.
 
     After a kill a client resumes from the state it had at the server's checkpoint, and
-    newer states are deleted. A client's name decides which of 256 databases holds its
-    states: so a million clients do not need a million files, and workers seldom wait
-    for a lock.
+    newer states are deleted when it trains. A client's name decides which of 256
+    databases holds its states: so a million clients do not need a million files, and
+    workers seldom wait for a lock.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def load(self, record_type: type[R], client: str, after_round: int) -> R | None:
+    def load(
+        self,
+        record_type: type[R],
+        client: str,
+        after_round: int,
+        *,
+        delete_later: bool = False,
+    ) -> R | None:
         """Return the newest state of a round or before; None if there is none.
 
-        Later states are deleted: the run continues from ``after_round``.
+        ``delete_later`` is for training, with which the run continues from
+        ``after_round``. An evaluation may use an older state than the newest one.
         """
         if not self._path(client).exists():
             return None
         with self._opened(client) as connection:
-            if any(number > after_round for number in _rounds(connection, client)):
+            newest = max(_rounds(connection, client), default=0)
+            if delete_later and newest > after_round:
                 with transaction(connection, self._path(client), writing=True):
                     connection.execute(
                         "DELETE FROM states WHERE client = ? AND round > ?",
                         (client, after_round),
                     )
             row = connection.execute(
-                "SELECT round, state FROM states WHERE client = ? "
+                "SELECT round, state FROM states WHERE client = ? AND round <= ? "
                 "ORDER BY round DESC LIMIT 1",
-                (client,),
+                (client, after_round),
             ).fetchone()
         if row is None:
             return None

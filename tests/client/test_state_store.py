@@ -80,6 +80,8 @@ def test_states_after_the_round_of_the_server_are_deleted(
     for number in (3, 6, 8):
         store.save("0001", number, state(number), keep=[0])
     assert value_of(store, "0001", 5) == 3.0
+    assert kept(tmp_path, "0001") == [3, 6, 8], "an evaluation deletes nothing"
+    store.load(ModelState, "0001", 5, delete_later=True)
     assert kept(tmp_path, "0001") == [3]
     store.save("0001", 6, state(-6.0), keep=[5])
     assert value_of(store, "0001", 8) == -6.0
@@ -92,10 +94,12 @@ class InMemory:
     own: dict[int, float] = field(default_factory=dict)
 
     def load(self, after_round: int) -> float | None:
-        self.own = {
-            number: value for number, value in self.own.items() if number <= after_round
-        }
-        return self.own[max(self.own)] if self.own else None
+        known = [number for number in self.own if number <= after_round]
+        return self.own[max(known)] if known else None
+
+    def delete_after(self, after_round: int) -> None:
+        for number in [number for number in self.own if number > after_round]:
+            del self.own[number]
 
     def save(self, server_round: int, value: float, keep: Collection[int]) -> None:
         self.own[server_round] = value
@@ -113,7 +117,7 @@ rounds = some.integers(1, 9)
 clients = some.sampled_from(["0001", "0002", "a site; DROP TABLE states", "Zoë"])
 Step = tuple[str, str, int, list[int]]
 loads: some.SearchStrategy[Step] = some.tuples(
-    some.just("load"), clients, some.integers(0, 9), some.just([])
+    some.sampled_from(["load", "resume"]), clients, some.integers(0, 9), some.just([])
 )
 saves = some.tuples(
     some.just("save"), clients, rounds, some.lists(some.integers(0, 9), max_size=3)
@@ -135,6 +139,9 @@ def test_it_does_what_dictionaries_do(
             store.save(client, server_round, state(number), keep)
             memory.save(server_round, number, keep)
         else:
+            if kind == "resume":
+                store.load(ModelState, client, server_round, delete_later=True)
+                memory.delete_after(server_round)
             assert value_of(store, client, server_round) == memory.load(server_round)
         assert kept(folder, client) == sorted(memory.own)
     shutil.rmtree(folder)
