@@ -153,7 +153,10 @@ class Gateway:
             await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
         elif not await self._respond(exchange, caller, node_id, request):
             return
-        self.presence.note(exchange.path, caller.key)
+        # A node may leave while its request for messages is held, so that one is noted
+        # when Flower accepts it, and not with the answer.
+        if exchange.path != flower.PULL_MESSAGES:
+            self.presence.note(exchange.path, caller.key)
 
     async def _respond(
         self,
@@ -241,9 +244,10 @@ class Gateway:
                 if response.is_error:
                     await self._forward_refusal(exchange, caller, response)
                     raise _FlowerRefusedError
+                self.presence.note(exchange.path, caller.key)
                 return await response.aread()
 
-        await self._send_heartbeat(exchange, request)
+        await self._send_heartbeat(exchange, caller, request)
         answer = self.replies.unclaimed(node_id)
         if answer is None:
             try:
@@ -257,7 +261,10 @@ class Gateway:
         return True
 
     async def _send_heartbeat(
-        self, exchange: Exchange, request: PullMessagesRequest
+        self,
+        exchange: Exchange,
+        caller: AuthenticatedClient,
+        request: PullMessagesRequest,
     ) -> None:
         """Send a heartbeat for a node if one is due: its request may be held long.
 
@@ -275,6 +282,7 @@ class Gateway:
             answer = await response.aread()
         if response.is_success and SendNodeHeartbeatResponse.FromString(answer).success:
             self._heartbeat_at[node_id] = now
+            self.presence.note(exchange.path, caller.key)
 
     @contextlib.asynccontextmanager
     async def _forward(

@@ -69,5 +69,6 @@ def test_a_server_that_was_away_and_a_client_that_is_back(found: Found) -> None:
     assert client.stop() == 0
     back.wait_for(f"client {NAME} has left")
     again = federation.client(NAME)
-    back.wait_for(f"client {NAME} is connected")
+    connected = f"client {NAME} is connected"
+    wait_until(lambda: back.written.count(connected) == 2, "the client is back")
     assert again.stop() == 0

@@ -153,6 +153,16 @@ def test_a_request_for_messages_is_a_sign_of_life(
     assert set(stage.upstream.seen) <= {heartbeat, pull}
 
 
+def test_a_node_that_left_while_its_request_was_held_is_not_connected(
+    stage: Stage,
+) -> None:
+    with held(stage) as answer:
+        leaving = fleet_pb2.DeactivateNodeRequest(node_id=NODE)
+        stage.client.post("deactivate-node", leaving)
+        assert answer.result(5).content == b""
+    assert stage.gateway.presence.heard == {}
+
+
 def test_the_log_names_clients_that_connect_and_leave(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
