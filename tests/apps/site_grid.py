@@ -8,7 +8,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from knnper.cli.flower_apps import client_app
 from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
 from knnper.simulation.partition.export import export_shares
 from knnper.simulation.workbench import open_workbench
 from knnper.transport.messages import Purpose
@@ -97,3 +100,10 @@ class SiteGrid(FakeGrid):
             return client_app(message, context)
         except Exception as error:  # noqa: BLE001 (as Flower does)
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+
+def simulated(folder: Path, settings: Experiment) -> RunFolder:
+    """Run an experiment on the serial engine, for comparison with the sites."""
+    run = RunFolder.create(folder, settings)
+    simulate(open_workbench(settings), run, Observer(), ["test"])
+    return run

@@ -31,7 +31,6 @@ from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.settings import Choice
 from knnper.simulation.catalogue import over_sites
-from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import find_model, stored_model, trained_model
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import for_sites, identity_at_sites
@@ -49,7 +48,13 @@ from knnper.transport.messages import (
     read_introduction,
     to_content,
 )
-from tests.apps.site_grid import SiteGrid, experiment, make_sites, own_experiment
+from tests.apps.site_grid import (
+    SiteGrid,
+    experiment,
+    make_sites,
+    own_experiment,
+    simulated,
+)
 
 pytestmark = [
     pytest.mark.integration,
@@ -138,12 +143,6 @@ def lead(files: dict[str, Path], settings: Experiment, output: Path) -> RunFolde
     grid = SiteGrid({10 + place: files[name] for place, name in enumerate(SEEN)})
     made = Order(over_sites(settings), output, False, False, None)
     return lead_sites(grid, made, Observer())  # type: ignore[arg-type]
-
-
-def simulated(folder: Path, settings: Experiment) -> RunFolder:
-    made = RunFolder.create(folder, settings)
-    simulate(open_workbench(settings), made, Observer(), ["test"])
-    return made
 
 
 def digest(run: RunFolder) -> str:

@@ -24,11 +24,10 @@ from knnper.server import late_clients
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import over_sites
-from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import find_model
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core import evaluation
-from tests.apps.site_grid import SiteGrid, experiment
+from tests.apps.site_grid import SiteGrid, experiment, simulated
 from tests.simulation.knnper_process import validations
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
@@ -45,12 +44,6 @@ def lead(
 
 def three(files: dict[str, Path]) -> SiteGrid:
     return SiteGrid({10 + place: files[name] for place, name in enumerate(SEEN)})
-
-
-def simulated(folder: Path, settings: Experiment) -> RunFolder:
-    made = RunFolder.create(folder, settings)
-    simulate(open_workbench(settings), made, Observer(), ["test"])
-    return made
 
 
 @pytest.fixture(scope="module")

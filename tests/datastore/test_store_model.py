@@ -307,13 +307,13 @@ def run_histories(
     [one for one in COMBINATIONS if one[0] == "fifo" or one[1] == "flat"],
 )
 def test_short_histories(policy: str, kind: str) -> None:
-    run_histories(policy, KINDS[kind], 5, 20)
+    run_histories(policy, KINDS[kind], 3, 20)
 
 
 @pytest.mark.parametrize("kind", ["lists", "scalar", "product", "reranked"])
 def test_short_histories_of_trained_indexes(kind: str) -> None:
     # More than `train_size` examples are stored.
-    run_histories("fifo", KINDS[kind], 3, 20, capacity=24)
+    run_histories("fifo", KINDS[kind], 2, 20, capacity=24)
 
 
 @pytest.mark.slow

@@ -33,10 +33,15 @@ from knnper.strategies.core.training import local_sgd
 
 pytestmark = pytest.mark.integration
 
-import_torchvision()  # before timm and transformers import it in the plain way
 
 PHOTOS = InputSpec((32, 32, 3), 7, (0.5,) * 3, (0.2,) * 3)
 TEXTS = InputSpec((1, 1, 12), 3, (), (), "ids", Vocabulary(size=50, padding_id=0))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torchvision_first() -> None:
+    """Import torchvision before timm and transformers import it in the plain way."""
+    import_torchvision()
 
 
 def chosen(name: str, **settings: Any) -> Choice[Any]:

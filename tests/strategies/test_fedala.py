@@ -1,6 +1,5 @@
 """FedALA on one feature: how far the global head replaces a client's own, by hand."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -19,16 +18,13 @@ from tests.strategies.tiny import (
     normed_task,
     one_model_of,
     run_rounds,
+    sigmoid,
     two_weights_task,
     white,
 )
 
 HALF = TrainingSettings(learning_rate=0.5)
 NORMED = TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1, momentum=0.5)
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
 
 
 def kept(own: float, aggregation: float | None) -> FedALAClientState:

@@ -1,7 +1,6 @@
 """FedBABU: a round by hand, a head that never moves, and what is fine-tuned."""
 
 import dataclasses
-import math
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from tests.strategies.tiny import (
     of_name,
     one_model_of,
     run_rounds,
+    sigmoid,
     topped,
     two_weights_task,
     white,
@@ -37,10 +37,6 @@ TRAINING = TrainingSettings(
 CLIENTS = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
 
 
-def sigma(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
 def test_first_round_by_hand() -> None:
     training = TrainingSettings(learning_rate=0.5, local_epochs=2)
     method = of_name("fedbabu", two_weights_task(training, a=1, b=1))
@@ -48,8 +44,8 @@ def test_first_round_by_hand() -> None:
     state, memory = run_rounds(method, clients, num_rounds=1)
     # Logits (ab, -ab), b = 1 in both steps. Label 0: ∂loss/∂a = -2 σ(-2a), label 1: 2
     # σ(2a).
-    up, down = 1 + sigma(-2), 1 - sigma(2)
-    expected = 0.75 * (up + sigma(-2 * up)) + 0.25 * (down - sigma(2 * down))
+    up, down = 1 + sigmoid(-2), 1 - sigmoid(2)
+    expected = 0.75 * (up + sigmoid(-2 * up)) + 0.25 * (down - sigmoid(2 * down))
     assert state.weights.tolist() == pytest.approx([expected, 1], abs=1e-6)
     assert dataclasses.asdict(memory["a"]) == {}
 

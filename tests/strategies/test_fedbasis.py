@@ -54,6 +54,7 @@ from tests.strategies.tiny import (
     of_name,
     one_model_of,
     run_rounds,
+    sigmoid,
     white,
 )
 
@@ -286,10 +287,6 @@ ONE = FedBasisSettings(num_bases=1, major_basis=False, personal_classifier=False
 WITH_EVERYTHING = TrainingSettings(
     num_rounds=4, batch_size=3, learning_rate=0.1, momentum=0.5, weight_decay=0.01
 )
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
 
 
 def psi_after_a_step() -> float:

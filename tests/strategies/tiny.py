@@ -1,5 +1,6 @@
 """Tasks small enough to train by hand, their clients, updates and rounds."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -280,3 +281,7 @@ def random_updates(num_clients: int, num_weights: int, seed: int) -> Updates:
     models = generator.normal(size=(num_clients, num_weights)).astype("float32")
     sizes = generator.integers(1, 9, num_clients)
     return updates(*models.tolist(), examples=sizes.tolist())
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))

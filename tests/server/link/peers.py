@@ -265,3 +265,12 @@ def reason(answer: httpx.Response) -> str:
     """Return what a refusal says."""
     answer_body = json.loads(answer.content)
     return f"{answer_body.get('detail')} {answer_body.get('extra', '')}"
+
+
+def seconds_until_closed(connection: socket.socket) -> float:
+    """Read until the peer closes the connection; return the seconds it took."""
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1000):
+            pass
+    return time.monotonic() - began

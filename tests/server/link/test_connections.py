@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from knnper.server.link.connections import ConnectionLimits, ConnectionServer
 from knnper.transport.credentials import issue_server_certificate, new_authority
 from knnper.transport.sockets import listen
+from tests.server.link.peers import seconds_until_closed
 
 HOST, SOON = "127.0.0.1", 0.3
 PATIENT = ConnectionLimits(in_all=4, per_address=3, header_s=30)
@@ -87,14 +88,6 @@ def answered(connection: socket.socket, sent: bytes = b"") -> tuple[int, str]:
         return answer.status, answer.read().decode()
     except (ConnectionError, http.client.BadStatusLine):
         return 0, ""
-
-
-def seconds_until_closed(connection: socket.socket) -> float:
-    began = time.monotonic()
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(1000):
-            pass
-    return time.monotonic() - began
 
 
 def is_open(connection: socket.socket) -> bool:

@@ -1,7 +1,6 @@
 import base64
 import contextlib
 import re
-import socket
 import ssl
 import threading
 import time
@@ -56,7 +55,14 @@ from tests.server.link.gateway_stage import (
     Stage,
     gateway_stage,
 )
-from tests.server.link.peers import PROTOBUF, Peer, head, reason, signed
+from tests.server.link.peers import (
+    PROTOBUF,
+    Peer,
+    head,
+    reason,
+    seconds_until_closed,
+    signed,
+)
 
 PULL = "/v1/fleet/pull-messages"
 ACTIVATE = "/v1/fleet/activate-node"
@@ -619,14 +625,6 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 def narrow() -> Iterator[Stage]:
     with gateway_stage(limits=LIMITS) as stage:
         yield stage
-
-
-def seconds_until_closed(connection: socket.socket) -> float:
-    began = time.monotonic()
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(1000):
-            pass
-    return time.monotonic() - began
 
 
 def test_requests_before_an_answer_have_an_end(narrow: Stage) -> None:
