@@ -10,8 +10,8 @@ from flwr.app import Error, Message
 from knnper.errors import RunError
 from knnper.simulation.reports.client_table import read_clients
 from knnper.transport.messages import Purpose
-from tests.apps.site_grid import SiteGrid, experiment
-from tests.apps.test_site_run import SEEN, lead, simulated, three, weights_of
+from tests.apps.site_grid import SiteGrid, experiment, simulated
+from tests.apps.test_site_run import SEEN, lead, three, weights_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("inside_a_run")]
 SLOW, FAILING = 12, 10
