@@ -85,7 +85,7 @@ def client_checks(settings: ClientSettings) -> Iterator[Check]:
 
 
 def check_key(settings: ClientSettings, path: Path) -> Finding:
-    """Check that the client's key can be read, and by nobody else."""
+    """Check that the client's key can be read, by its owner only."""
     try:
         key = read_node_key(path)
     except CredentialError as error:

@@ -164,6 +164,9 @@ def settle(
     A call that was interrupted at any point can be repeated.
     """
     offered = Offered(folder)
+    # The first change: after a kill a store of another model than the served one shows
+    # that this has begun (`open_served`).
+    store.reembed(model.embed, model.fingerprint)
     if pending.leaving:
         try:
             store.delete(Selection(external_ids=pending.leaving))
@@ -171,7 +174,6 @@ def settle(
             # They are deleted; the store retries erasing their bytes.
             _LOG.warning("%s", error)
         offered.withdraw(pending.leaving)
-    store.reembed(model.embed, model.fingerprint)
     new = pending.new
     # Some may have been added before an interruption, or by name through the service.
     stored = set(store.external_ids(store.select(Selection(external_ids=new.names))))
