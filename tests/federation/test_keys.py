@@ -50,7 +50,6 @@ def test_a_client_keeps_its_state_with_another_key(
         NAME, "doctor", "site", "doctor", federation.client_file(NAME)
     )
     doctor.wait()
-    assert f"✓ owner          {folder / 'state'} is that of {NAME}" in doctor.written
     assert f"registered as {NAME}" in doctor.written
 
 
