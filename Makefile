@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Bytecode is kept, also where the shell says not to: hundreds of processes import the code.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
-# Three for two cores, of which tests that wait for processes leave a quarter idle. Who is
-# done takes tests from others.
+# Three workers for two cores, since tests that wait for processes leave cores idle. A
+# worker that has finished its share takes tests from others.
 SIDE_BY_SIDE := -n 3 --dist worksteal
 BENCHMARKS := training_vs_bare_torch overhead personalize_vs_bare server_memory_ratio \
   million_clients store real_round_s idle_sites service_latency service_membership data_carrier \
@@ -75,7 +75,7 @@ test-kernels: $(STAMP) ## Test with the kernels of older processors: KERNELS=avx
 	$(foreach name,$(KERNELS),$(if $(KERNELS_$(name)),,$(error KERNELS: found $(name), expected some of avx2 sse4 one_thread)))
 	@set -e$(foreach name,$(KERNELS),; (set -x; env $(KERNELS_$(name)) $(PYTEST) $(SIDE_BY_SIDE) -m 'not slow and not gpu' $(TESTS)))
 
-test-integration: $(STAMP) ## Run the tests that train, draw or start processes: five minutes
+test-integration: $(STAMP) ## Run the tests that train, draw or start processes: six minutes
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'integration and not slow and not gpu'
 
 test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
