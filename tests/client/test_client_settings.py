@@ -61,7 +61,7 @@ def test_paths_are_relative_to_the_file_and_overrides_come_last(
     assert (changed.train, changed.service.port) == (True, 0)
 
 
-def test_all_problems_are_told_together(tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     problems = _problems(
         tmp_path,
         "name: a b\nserver: 3\nsecure: true\nservice: {port: 70000}\n"
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -
         read_client(tmp_path / "missing.yaml")
 
 
-def test_wrong_limits_are_told_together(tmp_path: Path) -> None:
+def test_wrong_limits_are_reported_together(tmp_path: Path) -> None:
     text = (
         "limits: {methods: [knnper], models: [mpl], experiment: abc, days: 0, "
         "min_exampels: 3, min_steps: 0}\n"

@@ -77,7 +77,7 @@ def test_the_federations_shares_may_be_counts() -> None:
     torch.testing.assert_close(ratios, expected)
 
 
-def test_of_several_strengths_the_probable_ones_count() -> None:
+def test_strengths_count_by_their_probability() -> None:
     # The second label is the first one's again with 2/3 for s = 2, with 3/5 for s = 4:
     # these weigh 10 to 9, and make the class's share 3/4 and 2/3.
     ratios = class_ratios(counts(2, 0), ClassPriorSettings((2.0, 4.0)))
@@ -162,7 +162,7 @@ def test_it_is_not_used_where_the_neighbours_do_better_without() -> None:
     assert (chosen.class_prior, chosen.knn_weight) == (None, 0.3)
 
 
-def test_of_equally_many_right_ones_the_surer_counts() -> None:
+def test_ties_in_accuracy_go_to_the_surer_choice() -> None:
     evidence = evidence_of([[0.6, 0.4], [0.6, 0.4]], [0, 0], [1.0, 1.0], [0, 0])
     chosen = [
         best_parameters(evidence, GRID, paper_kernel, CRITERIA[name]).knn_weight

@@ -230,7 +230,7 @@ def test_a_memory_on_disk_is_the_same_and_keeps_what_it_learns(
         memory.save(folder)
 
 
-def test_what_is_wrong_with_a_folder_is_said(model: Net, tmp_path: Path) -> None:
+def test_problem_of_a_folder_is_reported(model: Net, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"memory\.json is missing"):
         LocalMemory.load(tmp_path)
     LocalMemory(model).fit(PIXELS[TRAIN], LABELS[TRAIN]).save(tmp_path / "memory")
@@ -245,7 +245,7 @@ def test_what_is_wrong_with_a_folder_is_said(model: Net, tmp_path: Path) -> None
         LocalMemory.load(tmp_path / "memory", model)
 
 
-def test_all_parameters_that_are_wrong_are_told_together() -> None:
+def test_all_wrong_parameters_are_reported_together() -> None:
     wrong = LocalMemory(
         num_neighbors=0,
         kernel="gauss",  # type: ignore[arg-type]

@@ -179,7 +179,7 @@ def test_what_is_no_numbers_is_refused(
         LocalMemory(model).fit(inputs, LABELS)
 
 
-def test_a_query_of_another_shape_is_told_in_the_words_of_a_memory() -> None:
+def test_query_of_another_shape_is_refused() -> None:
     memory = LocalMemory(network()).fit(FEATURES, LABELS)
     with pytest.raises(ValueError, match=r"found shape \(4,\), expected \(n, \.\.\.\)"):
         memory.predict(FEATURES[0])
@@ -226,7 +226,7 @@ def test_columns_are_those_of_fit(
         assert len(memory.store_) == COUNT
 
 
-def test_columns_that_are_numbered_are_told_apart_too() -> None:
+def test_numbered_columns_are_distinguished() -> None:
     table = pd.DataFrame(FEATURES, columns=[2020, 2021, 2022, 2023])
     memory = LocalMemory().fit(table, LABELS)
     with pytest.raises(ValueError, match="must be in the same order"):
@@ -240,7 +240,7 @@ def test_columns_that_are_numbered_are_told_apart_too() -> None:
 # Numbers that float32 cannot tell apart
 
 
-def test_times_are_told_apart_as_by_scikit_learn(tmp_path: Path) -> None:
+def test_times_are_distinguished_as_by_scikit_learn(tmp_path: Path) -> None:
     seconds = 1.7e9 + np.arange(120)[:, None]
     table = np.hstack([seconds, 2.0**60 + seconds * 2048, np.full_like(seconds, 0.1)])
     labels = np.arange(120) // 40
@@ -601,6 +601,6 @@ def test_networks_that_cannot_be_split_are_refused(
         LocalMemory(make()).fit(FEATURES, LABELS)
 
 
-def test_a_network_that_takes_other_numbers_says_which_it_got() -> None:
+def test_error_of_a_network_names_the_input_type() -> None:
     with pytest.raises(OwnCodeError, match=r"failed on inputs torch.int64 of shape"):
         LocalMemory(network()).fit(FEATURES.astype(np.int64), LABELS)

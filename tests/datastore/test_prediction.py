@@ -242,7 +242,7 @@ def test_ties_go_to_the_smaller_id(
     check(embeddings, queries, num_neighbors, rtol=0)
 
 
-def test_distances_that_are_equal_in_float32_only_are_told_apart() -> None:
+def test_distances_equal_in_float32_only_are_distinguished() -> None:
     # All squared distances lie between 1 and the next float32, the last id nearest.
     offsets = torch.linspace(3.4e-4, 2.5e-4, 40)
     embeddings = torch.stack([torch.ones(40), offsets], dim=1)

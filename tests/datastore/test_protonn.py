@@ -90,7 +90,7 @@ def test_rows_are_distributions_however_far_away(
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(7))
 
 
-def test_without_prototypes_it_says_nothing() -> None:
+def test_without_prototypes_prediction_is_refused() -> None:
     nothing = torch.empty(0, dtype=torch.int64)
     model = fit_protonn(torch.empty(0, 2), nothing, 3, ProtoNNSettings(), RandomKey(5))
     assert (model.num_stored, model.label_scores.shape) == (0, (0, 3))

@@ -50,7 +50,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         store.add(examples(1), fingerprint="other")
 
 
-def test_a_reader_notices_that_the_store_was_embedded_anew(tmp_path: Path) -> None:
+def test_reader_notices_reembedding(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s", 3)
     with open_store(tmp_path / "s", fingerprint="model") as reader:
         store.reembed(lambda inputs: inputs[:, :2].contiguous(), "other")
@@ -214,7 +214,7 @@ def test_another_model_s_embeddings_must_fit_the_budget(tmp_path: Path) -> None:
         assert store.fingerprint == "model"
 
 
-def test_embedding_anew_keeps_the_old_pair_and_goes_on_where_it_was(
+def test_reembedding_keeps_the_old_version_and_resumes(
     tmp_path: Path,
 ) -> None:
     batch_sizes: list[int] = []
@@ -282,7 +282,7 @@ def foreign(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [tamper, rename_version, foreign])
-def test_an_index_that_is_not_what_was_saved_is_built_anew(
+def test_changed_index_file_is_rebuilt(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     new_store(tmp_path / "s", 9).close()

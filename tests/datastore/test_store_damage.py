@@ -321,7 +321,7 @@ def _count(folder: Path) -> Iterator[object]:
             yield len(store)
 
 
-def test_it_is_read_by_a_user_who_may_not_write() -> None:
+def test_store_is_readable_without_write_permission() -> None:
     # Nobody else may look into pytest's own folders.
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "store"

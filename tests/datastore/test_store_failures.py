@@ -72,7 +72,7 @@ def test_a_full_disk_leaves_the_last_good_state(tmp_path: Path) -> None:
         store.add(examples(1))
 
 
-def test_an_erasure_that_fails_is_said_and_made_up_for(
+def test_failed_erasure_is_reported_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = examples(3).embeddings[1].numpy().tobytes()
@@ -265,7 +265,7 @@ def test_additions_from_several_threads_are_all_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
-def test_embedding_anew_in_the_background(tmp_path: Path, is_on_disk: bool) -> None:
+def test_reembedding_in_the_background(tmp_path: Path, is_on_disk: bool) -> None:
     negated = Waiting()
     with made(tmp_path, is_on_disk) as store, ThreadPoolExecutor(1) as thread:
         store.add(batch(1, 300))
@@ -401,7 +401,7 @@ def test_an_interrupt_after_the_commit_hides_nothing(tmp_path: Path) -> None:
         assert len(store.delete(Selection(ids=(9,)))) == 0
 
 
-def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
+def test_reader_rebuilds_its_outgrown_index(tmp_path: Path) -> None:
     index = GRAPH
     with made(tmp_path, policy="fifo", capacity=100, index=index) as store:
         store.add(batch(1, 100))

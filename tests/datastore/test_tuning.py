@@ -199,7 +199,7 @@ def test_a_prior_without_strength_changes_nothing_and_a_strong_one_decides(
     assert abs(chosen - expected) == pytest.approx(distance, abs=1e-6)
 
 
-def test_a_prior_counts_as_so_many_examples() -> None:
+def test_prior_strength_counts_as_examples() -> None:
     # Two of three are right from 0.5 on, one below 0.3, so that one example decides
     # between 0.1 and 0.5; 1 - (0.5 - 0.1)^2 s = 0 at s = 6.25. At 0.3 two are right.
     evidence = one_neighbour([0, 0, 0])

@@ -331,7 +331,7 @@ def test_damaged_examples_are_named(folder: Path) -> None:
     assert verify(folder).salvage == saved
 
 
-def test_a_page_that_is_gone_costs_what_was_on_it(tmp_path: Path) -> None:
+def test_missing_page_loses_only_its_rows(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     small_store(folder, count=1000).close()
     whole, path = rows_of(folder), folder / DATABASE
@@ -408,7 +408,7 @@ def test_what_is_being_erased_does_not_come_back(tmp_path: Path) -> None:
     assert check(folder, whole) == Salvage(101, (), 0, 0)
 
 
-def test_what_cannot_be_saved_is_said(folder: Path, tmp_path: Path) -> None:
+def test_unrecoverable_rows_are_reported(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds no store"):
         salvage(tmp_path / "none", tmp_path / "new")
     with pytest.raises(StoreError, match="not empty"):

@@ -89,7 +89,7 @@ def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
     return [request.clients for request in recorder.requests], list(results)
 
 
-def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
+def test_unseen_clients_get_the_payload_of_an_unknown_client() -> None:
     recorder = Recorder()
     results = dict(distribute(recorder, {"aa": 1, "bbb": 1}, {"aa"}))
     assert list(results) == ["aa", "bbb"]
@@ -118,7 +118,7 @@ def test_one_that_fails_leaves_the_others_of_its_group() -> None:
         next(results)
 
 
-def test_who_is_sent_something_else_is_served_apart() -> None:
+def test_client_with_another_payload_is_served_apart() -> None:
     recorder = Recorder()
     list(served(recorder, "a", "b", "cc", "dd", "e"))
     requested = [request.clients for request in recorder.requests]
@@ -137,7 +137,7 @@ def test_an_answer_that_is_not_about_the_clients_is_an_error(
         list(served(Recorder(record=record), "a", "b"))
 
 
-def test_who_may_be_away_is_left_out_and_named(
+def test_offline_client_is_left_out_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorder = Recorder(failing="b", away=True)
@@ -145,7 +145,7 @@ def test_who_may_be_away_is_left_out_and_named(
     assert "client b could not personalise: no disk" in caplog.text
 
 
-def test_who_keeps_its_figures_to_itself_has_the_model() -> None:
+def test_client_that_withholds_metrics_still_gets_the_model() -> None:
     withheld = ClientResults((), {}, withheld=("a",))
     assert list(served(Recorder(record=withheld), "a")) == [("a", None)]
 

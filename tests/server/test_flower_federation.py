@@ -289,7 +289,7 @@ def test_how_long_a_reply_is_waited_for() -> None:
     assert waited_for(pace, "a") == 31, "what was long ago is forgotten"
 
 
-def test_who_fails_at_once_tells_nothing_of_how_long_it_takes() -> None:
+def test_immediate_failure_does_not_shorten_the_expected_time() -> None:
     pace = Pace(1000.0, patience=10.0)
     a_round(pace, a=None, b=None)
     assert waited_for(pace, "c") == 1000
@@ -306,7 +306,7 @@ def test_a_slow_client_is_waited_for(slow_s: float) -> None:
         assert waited_for(pace, "a") == 40
 
 
-def test_who_is_silent_again_and_again_is_waited_for_as_long_as_the_others() -> None:
+def test_repeatedly_silent_client_times_out_with_the_others() -> None:
     pace = Pace(3600.0, patience=10.0)
     a_round(pace, a=1.0, b=1.0, c=100.0)
     waited = []
@@ -462,7 +462,7 @@ def test_a_reply_far_larger_than_what_was_sent_is_refused(
     assert "expected at most 128 bytes, found 40" in str(reply.failure)
 
 
-def test_what_a_client_says_of_its_failure_is_one_short_line() -> None:
+def test_failure_reported_by_a_client_is_one_short_line() -> None:
     error = Error(code=2, reason="a\n2026 INFO all is well\x1b[2J" + "y" * 9999 + "end")
     reply = told(error)
     assert str(reply.failure).startswith("a\\n2026 INFO all is well\\x1b[2J")
@@ -486,7 +486,7 @@ def test_no_update_weighs_more_than_the_client_s_examples(claimed: int) -> None:
     assert failures == {}
 
 
-def test_who_is_not_of_the_run_is_not_aggregated() -> None:
+def test_client_outside_the_run_is_not_aggregated() -> None:
     checks, failures = checks_of({"a": 3})
     usable = checks.usable([Reply(("b",), HONEST)], failures.__setitem__)
     assert list(usable) == [None]

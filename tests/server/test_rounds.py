@@ -356,7 +356,7 @@ def test_what_earlier_rounds_were_like_outlives_a_kill(tmp_path: Path) -> None:
         (("a", "b", "c", "d"), {"b": 4000}),
     ],
 )
-def test_a_claim_gives_nobody_more_than_half_of_a_round(
+def test_claimed_count_is_capped_at_half_of_a_round(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -558,7 +558,7 @@ def test_round_in_which_most_diverge_is_an_explosion(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("five_clients")
-def test_a_minority_that_says_it_diverged_is_no_explosion(tmp_path: Path) -> None:
+def test_divergence_reported_by_a_minority_is_no_explosion(tmp_path: Path) -> None:
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
         if client in "ab" and server_round > 3:
             return Reply((client,), None, "training diverged: lower the rate")

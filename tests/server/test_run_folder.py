@@ -55,7 +55,7 @@ def test_a_new_folder_holds_the_experiment(folder: RunFolder) -> None:
     assert folder.experiment(experiment_catalogue()) == EXPERIMENT
 
 
-def test_an_earlier_run_is_kept_unless_told_otherwise(folder: RunFolder) -> None:
+def test_earlier_run_is_kept_without_overwrite(folder: RunFolder) -> None:
     folder.append_round({"server_round": 1})
     with pytest.raises(RunError, match=r"holds a run already.*--resume.*--overwrite"):
         RunFolder.create(folder.path, EXPERIMENT)
@@ -130,7 +130,7 @@ def test_what_a_kill_leaves_is_no_hindrance(tmp_path: Path) -> None:
     assert not draft.exists()
 
 
-def test_the_draft_of_somebody_else_is_never_deleted(tmp_path: Path) -> None:
+def test_draft_of_another_process_is_never_deleted(tmp_path: Path) -> None:
     draft = draft_of(tmp_path / "thesis.tex")
     draft.write_text("mine")
     with pytest.raises(RunError, match="is not empty and holds no run"):
@@ -252,7 +252,7 @@ def test_the_newest_comes_back(tmp_path: Path) -> None:
         (6, 20, [20, 40, 60, 80, 100]),
     ],
 )
-def test_older_ones_are_kept_at_growing_distances(
+def test_older_checkpoints_are_kept_at_growing_distances(
     tmp_path: Path, most: int, every: int, expected: list[int]
 ) -> None:
     folder = CheckpointFolder(tmp_path, "abc", most)
@@ -326,7 +326,7 @@ names = st.sampled_from("abcdefghij")
     st.lists(st.sets(names, max_size=3), max_size=12),
 )
 @settings(deadline=None, max_examples=60)
-def test_who_trained_last_when_is_as_in_one_dictionary(
+def test_last_training_rounds_equal_those_of_a_dictionary(
     before: dict[str, int], rounds: list[set[str]]
 ) -> None:
     histories, expected = [History(trained_in=before)], [dict(before)]
@@ -411,7 +411,7 @@ def test_flipped_byte_in_checkpoint_is_noticed_or_harmless(tmp_path: Path) -> No
         path.write_bytes(content)
 
 
-def test_none_but_damaged_or_foreign_ones_is_an_error(tmp_path: Path) -> None:
+def test_only_damaged_or_foreign_checkpoints_is_an_error(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, "abc")
     folder.save(1, state(1.0))
     with pytest.raises(CheckpointError, match="belongs to another experiment"):

@@ -133,7 +133,7 @@ def test_a_round_takes_as_long_as_its_last_client() -> None:
     assert planned.needed_after(1) == frozenset()
 
 
-def test_the_first_ones_of_more_than_needed_count() -> None:
+def test_first_replies_count_with_over_selection() -> None:
     planned = schedule(SynchronousTiming(over_selection=3.0), participation=1 / 3)
     assert steps(planned, 2) == [({"a": 0}, 1.0), ({"a": 1}, 2.0)]
     assert planned.cohort(1).num_late == 2
@@ -175,7 +175,7 @@ def test_one_answer_a_step_by_hand() -> None:
     assert needed == [[0], [0], [0, 2], [0, 3], [0, 3]]
 
 
-def test_who_waits_in_the_buffer_does_not_train_again() -> None:
+def test_client_waiting_in_the_buffer_does_not_train_again() -> None:
     planned = schedule(BufferedTiming(buffer_size=2))
     assert steps(planned, 2) == [({"a": 0, "b": 0}, 2.0), ({"a": 1, "b": 1}, 4.0)]
     assert planned.needed_after(1) == {0}

@@ -165,7 +165,7 @@ def test_a_loss_may_be_far_above_the_others(tmp_path: Path) -> None:
     assert list(refused) == ["d"]
 
 
-def test_who_is_known_to_have_more_data_may_move_farther(tmp_path: Path) -> None:
+def test_client_with_more_known_data_may_move_farther(tmp_path: Path) -> None:
     norms = [0.5, 0.5, 40.0]
     assert list(judge(norms, tmp_path)[1]) == ["c"]
     assert judge(norms, tmp_path, leeway={"c": 2.0})[1] == {}
@@ -193,7 +193,7 @@ def test_ordinary_updates_do_not_wait_for_the_others(
     ]
 
 
-def test_those_behind_one_that_is_strange_wait_on_disk(
+def test_updates_behind_a_suspicious_update_wait_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(screening, "MOST_WAITING_BYTES", 20)
@@ -288,7 +288,7 @@ def test_clipping_does_not_depend_on_the_order_of_replies(tmp_path: Path) -> Non
         ([0.0, 0.5, 0.0], {}, [0.0, 0.5, 0.0]),
     ],
 )
-def test_clipping_goes_by_this_round_and_the_last_ones(
+def test_clipping_limit_follows_this_and_recent_rounds(
     tmp_path: Path,
     norms: list[float],
     past: Mapping[str, screening.Norms],
@@ -304,7 +304,7 @@ def test_clipping_has_regard_to_leeway(tmp_path: Path) -> None:
     assert clipped == pytest.approx({"a": 2.0, "c": 1.5})
 
 
-def test_field_that_nobody_was_sent_is_not_clipped(tmp_path: Path) -> None:
+def test_field_that_was_not_sent_is_not_clipped(tmp_path: Path) -> None:
     moved, clipped = clip(tmp_path, [1.0, 1.0, 9.0], sent=0.0)
     assert list(moved.values()) == pytest.approx([1.0, 1.0, 9.0])
     assert clipped == {}

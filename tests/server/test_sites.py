@@ -86,7 +86,7 @@ def look(clients: Directory) -> None:
         clients.refresh()
 
 
-def test_what_a_client_says_it_has_is_a_claim_unless_the_operator_knows(
+def test_reported_example_count_is_a_claim_unless_the_operator_fixed_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     people = People({1: "a", 2: "b", 3: "c", 4: "d"})
@@ -125,7 +125,7 @@ def test_a_client_is_asked_once_and_forgotten_when_it_leaves() -> None:
     assert clients.node_of("a") == 7, "it is the same client behind another node"
 
 
-def test_a_name_that_is_taken_is_refused_and_both_sides_are_told(
+def test_duplicate_name_is_refused_and_both_clients_are_notified(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     people = People({1: "a", 2: "a"})
@@ -146,7 +146,7 @@ def test_a_key_goes_by_the_name_it_is_registered_under() -> None:
     assert "its key is not registered under any name" in notices[3]
 
 
-def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
+def test_ineligible_site_is_logged_with_its_reason_and_asked_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people = People({1: "a"})
@@ -163,7 +163,7 @@ def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
     assert list(again.members()) == ["a"]
 
 
-def test_who_still_cannot_take_part_is_told_again_in_a_while(
+def test_ineligible_site_is_notified_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(directory, "ASK_AGAIN_S", 0.0)
@@ -186,7 +186,9 @@ def test_a_node_that_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) 
     assert "node 9 did not introduce itself: no such file" in caplog.text
 
 
-def test_one_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_client_does_not_delay_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     people = People({1: "a", 2: "b"})
     answer = people.grid.answer
     people.grid.answer = lambda message: (
@@ -237,7 +239,7 @@ def federation(
     return site_federation, messenger
 
 
-def test_every_client_is_asked_alone_and_who_is_away_fails() -> None:
+def test_each_client_has_a_request_of_its_own_and_offline_clients_fail() -> None:
     site_federation, messenger = federation(People({1: "a", 2: "b"}))
     site_federation.gather()
     requests = [Request(("a", "x", "b"), None), Request(("y",), None)]
@@ -284,7 +286,7 @@ def test_waiting_for_clients_ends(least: int | None, reason: str) -> None:
     assert ("no data" in str(caught.value)) == (least is None)
 
 
-def test_before_a_round_it_waits_for_those_who_are_needed() -> None:
+def test_round_waits_for_required_clients() -> None:
     people = People({1: "a", 2: "b", 3: "c"})
     site_federation, _ = federation(people)
     site_federation.await_clients(["a", "b", "x"], 2)
@@ -292,7 +294,7 @@ def test_before_a_round_it_waits_for_those_who_are_needed() -> None:
         site_federation.await_clients(["a", "b", "x"], 3)
 
 
-def test_it_stops_waiting_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sites, "LOOK_EVERY_S", 60.0)
     site_federation, _ = federation(People({}), wait_for_clients_s=600.0)
     threading.Timer(0.1, site_federation.stop.set).start()
@@ -300,7 +302,7 @@ def test_it_stops_waiting_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) ->
         site_federation.gather()
 
 
-def test_who_has_just_been_lost_is_waited_for() -> None:
+def test_recently_lost_client_is_waited_for() -> None:
     people = People({1: "a", 2: "b", 3: "c"})
     site_federation, _ = federation(people, grace_s=20.0, wait_for_clients_s=60.0)
     site_federation.await_clients(["a", "b", "c"], 2)
@@ -310,7 +312,7 @@ def test_who_has_just_been_lost_is_waited_for() -> None:
     assert "c" in site_federation.directory.members()
 
 
-def test_who_has_been_lost_for_long_is_not_waited_for_in_every_round(
+def test_long_lost_client_is_not_waited_for_in_every_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     people = People({1: "a", 2: "b", 3: "c"})
@@ -324,7 +326,7 @@ def test_who_has_been_lost_for_long_is_not_waited_for_in_every_round(
     site_federation.await_clients(["a", "b", "c"], 2)
 
 
-def test_who_is_there_and_busy_is_waited_for() -> None:
+def test_busy_online_client_is_waited_for() -> None:
     people = People({1: "a", 2: "b", 3: "c"})
     answer, is_busy = people.grid.answer, threading.Event()
     people.grid.answer = lambda message: (

@@ -56,7 +56,7 @@ def test_sketch_of_what_did_not_move_is_none() -> None:
     assert sketch({"weights": torch.full((5,), torch.inf)}, same) is None
 
 
-def test_one_client_agrees_with_nobody() -> None:
+def test_single_client_has_no_agreement() -> None:
     only_sketch = sketch({"weights": torch.ones(5)}, {"weights": torch.zeros(5)})
     assert only_sketch is not None
     assert agreements({"a": only_sketch}) == {}

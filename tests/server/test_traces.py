@@ -142,7 +142,7 @@ def test_a_device_that_is_always_there(tmp_path: Path) -> None:
     assert devices.finished_s("a", 20.0) == 30
 
 
-def test_each_client_has_a_device_whoever_else_there_is(tmp_path: Path) -> None:
+def test_device_of_a_client_does_not_depend_on_the_others(tmp_path: Path) -> None:
     rows = [{"seconds_per_example": 1 + number} for number in range(5)]
     settings = DeviceSettings(trace=written(tmp_path / "five.csv", rows))
     clients = [f"{number:04d}" for number in range(2000)]
@@ -239,7 +239,7 @@ def test_no_pickle_is_read(tmp_path: Path) -> None:
         ({"availability_trace": "capacity.json"}, "found a file without them; give it"),
     ],
 )
-def test_nothing_is_said_twice(
+def test_settings_that_repeat_the_trace_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, Any],

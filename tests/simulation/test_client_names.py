@@ -51,7 +51,7 @@ def run(root: Path, folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]
     )
     rows = [*csv.DictReader((folder / "clients.csv").read_text().splitlines())]
     counts = json.loads((folder / PARTITION).read_text())
-    assert [one["client"] for one in counts["clients"]] == [
+    assert [client["client"] for client in counts["clients"]] == [
         part.shown for part in bench.partition.clients
     ]
     return rows, dict(results)
@@ -64,12 +64,12 @@ def test_a_run_shows_the_names_of_the_data(
     put_images(tmp_path / "one", ("ward 7", "zoë", "Ärztin"))
     put_images(tmp_path / "two", ("a", "b", "c"))
     named, results = run(tmp_path / "one", tmp_path / "run1")
-    made = Run(tmp_path / "run1")
-    assert len(made.data("ward_7").train) == 10
-    inputs = made.test("Ärztin").images
-    assert made.predictor("Ärztin")(inputs).shape == (len(inputs), 2)
+    finished = Run(tmp_path / "run1")
+    assert len(finished.data("ward_7").train) == 10
+    inputs = finished.test("Ärztin").images
+    assert finished.predictor("Ärztin")(inputs).shape == (len(inputs), 2)
     with pytest.raises(RunError, match=r"did you mean 'ward_7'\?"):
-        made.predictor("ward 7")
+        finished.predictor("ward 7")
     with monkeypatch.context() as patch:
 
         def fail(*_: object) -> None:
@@ -77,19 +77,21 @@ def test_a_run_shows_the_names_of_the_data(
 
         patch.setattr(ClientRuntime, "personalize", fail)
         with pytest.raises(RunError, match="client Ärztin could not personalise: on"):
-            made.predictor("Ärztin")
+            finished.predictor("Ärztin")
     plain, same = run(tmp_path / "two", tmp_path / "run2")
     assert [row.pop("client") for row in named] == ["ward_7", "zoë", "Ärztin"]
     assert [row.pop("client") for row in plain] == ["a", "b", "c"]
     assert named == plain
-    hashes = [one["training"]["state_sha256"] for one in (results, same)]
+    hashes = [
+        run_results["training"]["state_sha256"] for run_results in (results, same)
+    ]
     assert hashes[0] == hashes[1]
 
 
 def test_titles_fit_for_files() -> None:
-    found = titles_of(["a/b", "a b", "A b", "", "..", "東京", "x" * 99, "f0_1"])
-    assert found[:2] == ("a_b", "a_b-2")
-    assert found[2:] == ("A_b-3", "client", "client-2", "東京", "x" * 60, "f0_1")
+    titles = titles_of(["a/b", "a b", "A b", "", "..", "東京", "x" * 99, "f0_1"])
+    assert titles[:2] == ("a_b", "a_b-2")
+    assert titles[2:] == ("A_b-3", "client", "client-2", "東京", "x" * 60, "f0_1")
 
 
 def test_shares_are_exported_by_name(tmp_path: Path) -> None:

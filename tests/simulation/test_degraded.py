@@ -41,8 +41,8 @@ def accuracies(run: Path, column: str) -> dict[str, float]:
 
 def counted(run: Path, other: Path, column: str) -> float:
     """Count by hand, from the files, the seen clients that do worse."""
-    own, reference = accuracies(run, "accuracy"), accuracies(other, column)
-    worse = [own[client] < reference[client] for client in own]
+    accuracy_of, reference = accuracies(run, "accuracy"), accuracies(other, column)
+    worse = [accuracy_of[client] < reference[client] for client in accuracy_of]
     return sum(worse) / len(worse)
 
 
@@ -101,7 +101,9 @@ def against_fedavg(*paths: Path) -> set[float | None]:
 
 @pytest.mark.parametrize("name", ["clients.csv", "personalization.jsonl", "split"])
 def test_when_nothing_is_said_against_fedavg(tmp_path: Path, name: str) -> None:
-    paths = [made_run(tmp_path / one, method=one) for one in ("fedavg", "fedrep")]
+    paths = [
+        made_run(tmp_path / method, method=method) for method in ("fedavg", "fedrep")
+    ]
     assert None not in against_fedavg(*paths)
     results = paths[0] / "results.json"
     if name == "split":

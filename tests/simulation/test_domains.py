@@ -61,8 +61,8 @@ def rows_of(folder: Path) -> dict[str, dict[str, str]]:
 def weighted_accuracy(bench: Workbench, predictor: ModelPredictor, name: str) -> float:
     """Return Σ P_m(y_i) 1[right] / Σ P_m(y_i), in loops."""
     part, dataset = bench.clients.parts[name], bench.clients.dataset
-    own = [*part.train.tolist(), *part.validation.tolist()]
-    labels = [int(dataset.train.labels[sample]) for sample in own]
+    positions = [*part.train.tolist(), *part.validation.tolist()]
+    labels = [int(dataset.train.labels[sample]) for sample in positions]
     test = bench.clients.test(name)
     predicted = predictor(test.images).argmax(dim=1).tolist()
     right, total = 0.0, 0.0
@@ -113,11 +113,11 @@ def test_a_domain_of_pacs_is_divided_as_in_the_paper() -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_engines_give_the_same_results(experiment: Path, tmp_path: Path) -> None:
-    found = {}
+    results_of = {}
     for engine in ("serial", "flower"):
         folder = tmp_path / engine
         simulate_in_a_process(experiment, "--engine", engine, "--output", folder)
         results = json.loads((folder / "results.json").read_text())
         groups = results["seen"], results["unseen"]
-        found[engine] = ((folder / "clients.csv").read_bytes(), groups)
-    assert found["serial"] == found["flower"]
+        results_of[engine] = ((folder / "clients.csv").read_bytes(), groups)
+    assert results_of["serial"] == results_of["flower"]

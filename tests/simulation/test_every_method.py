@@ -102,7 +102,7 @@ def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
     assert outcome(folder.path) == expected
     validated = enumerate(validations(folder.path), 1)
-    assert [number for number, found in validated if found] == [4, 6]
+    assert [number for number, figures in validated if figures] == [4, 6]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_both_engines_end_with_the_same_bits(tmp_path: Path, method: str) -> Non
         run_command(
             path, *engine, "--set", f"run.carrier={carrier}", "--output", folder
         )
-        found = outcome(folder)
-        assert found == expected, f"{workers} workers, {carrier}: differs"
+        bits = outcome(folder)
+        assert bits == expected, f"{workers} workers, {carrier}: differs"
         assert validations(folder) == validations(tmp_path / "serial")

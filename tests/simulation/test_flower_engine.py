@@ -234,12 +234,12 @@ def test_the_object_store_holds_no_more_than_a_round(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found["same"]) == 24
-    assert all(found["same"])
-    assert found["payloads"] == [1] * 6, "a worker reads what is shared once"
-    assert not any(found["bytes"]), "a message holds no numbers itself"
-    assert found["left"] == [0] * 6, "what was used is forgotten"
+    sizes = json.loads(done.stdout.splitlines()[-1])
+    assert len(sizes["same"]) == 24
+    assert all(sizes["same"])
+    assert sizes["payloads"] == [1] * 6, "a worker reads what is shared once"
+    assert not any(sizes["bytes"]), "a message holds no numbers itself"
+    assert sizes["left"] == [0] * 6, "what was used is forgotten"
 
 
 def test_a_reply_may_not_be_larger_than_others() -> None:
@@ -304,7 +304,7 @@ def test_why_ray_did_not_start(
         raise Exception("The current node timed out during startup. Who knows why.")
 
     monkeypatch.setattr(ray, "init", init)
-    told = r"did not start in time.*--engine serial.*Ray's error: The current"
-    with pytest.raises(RunError, match=told):
+    message = r"did not start in time.*--engine serial.*Ray's error: The current"
+    with pytest.raises(RunError, match=message):
         run_nodes(ClientApp(), 1, RunSettings(), lambda grid, stop: stop.wait(60))
     assert "Traceback" not in capfd.readouterr().err

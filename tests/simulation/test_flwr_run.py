@@ -20,8 +20,8 @@ def listing(language: str) -> str:
     """Return the one listing of docs/flower.md in a language."""
     page = (REPOSITORY / "docs/flower.md").read_text(encoding="utf-8")
     fenced = rf"^```{language}\n(.*?)^```$"
-    (found,) = re.findall(fenced, page, re.MULTILINE | re.DOTALL)
-    return str(found)
+    (text,) = re.findall(fenced, page, re.MULTILINE | re.DOTALL)
+    return str(text)
 
 
 def app_of_ones_own(folder: Path) -> Path:
@@ -70,12 +70,15 @@ def test_flwr_run_ends_the_same(
     run = commands.start("run", command, environment)
     assert run.wait(240) == 0, run.written
     wait_until((folder / "results.json").exists, "the results", 60)
-    changes = [part for one in SETTINGS.split(";") for part in ("--set", one)]
+    changes = [part for change in SETTINGS.split(";") for part in ("--set", change)]
     simulate(DEMO, *changes, "--engine", "serial", "--output", expected)
-    found, wanted = (
+    run_outcome, cli_outcome = (
         json.loads((path / "results.json").read_text()) for path in (folder, expected)
     )
-    assert (found["seen"], found["unseen"]) == (wanted["seen"], wanted["unseen"])
+    assert (run_outcome["seen"], run_outcome["unseen"]) == (
+        cli_outcome["seen"],
+        cli_outcome["unseen"],
+    )
     tables = [(path / "clients.csv").read_bytes() for path in (folder, expected)]
     assert tables[0] == tables[1]
 
@@ -87,9 +90,9 @@ def test_a_plain_flower_app_gives_its_clients_a_memory(
 ) -> None:
     project, _, _ = listing("toml").partition("[tool.flwr.app.config]")
     for side in ("server", "client"):
-        ours = f"knnper.cli.flower_apps:{side}_app"
-        assert ours in project
-        project = project.replace(ours, f"app:{side}")
+        app = f"knnper.cli.flower_apps:{side}_app"
+        assert app in project
+        project = project.replace(app, f"app:{side}")
     (tmp_path / "app").mkdir()
     (tmp_path / "app/pyproject.toml").write_text(project)
     (tmp_path / "app/app.py").write_text(listing("python"))
@@ -100,6 +103,6 @@ def test_a_plain_flower_app_gives_its_clients_a_memory(
     run = commands.start("run", command, flower_of_its_own(tmp_path / "flwr"))
     assert run.wait(240) == 0, run.written
     metrics = re.findall(r"\{'accuracy': 0[^}]*\}", run.written)
-    found = ast.literal_eval(metrics[-1])
-    assert found["accuracy"] > found["accuracy-global"] + 0.1
-    assert found["knn-weight"] > 0
+    metrics_found = ast.literal_eval(metrics[-1])
+    assert metrics_found["accuracy"] > metrics_found["accuracy-global"] + 0.1
+    assert metrics_found["knn-weight"] > 0

@@ -45,7 +45,7 @@ def test_it_is_what_the_command_line_makes(run: Run, tmp_path: Path) -> None:
     split = "{name: dirichlet, num_clients: 6, alpha: 0.3, unseen_fraction: 0.2}"
     changes = [f"partition={split}", "training.num_rounds=2"]
     changes += ["training.learning_rate=0.05", "run.engine=serial"]
-    options = [word for one in changes for word in ("--set", one)]
+    options = [word for change in changes for word in ("--set", change)]
     command = ["simulate", "demo", *options, "--output", str(tmp_path / "run")]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -116,9 +116,9 @@ def test_the_model_is_the_global_one(run: Run) -> None:
     model, expected = run.model(), trained_model(run.path)
     assert not model.training
     with torch.no_grad():
-        found = torch.softmax(model(run.preprocess(images)), dim=1)
+        probabilities = torch.softmax(model(run.preprocess(images)), dim=1)
     expected_rows = expected.head(expected.embed(images))
-    torch.testing.assert_close(found, expected_rows)
+    torch.testing.assert_close(probabilities, expected_rows)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +189,8 @@ def test_each_client_serves_what_it_served_in_the_run(
     for client, row in run.clients.iterrows():
         predictor, test = run.predictor(str(client)), run.test(str(client))
         assert test.images.shape[1:] == (8, 8, 1)
-        found = predictor(test.images)
-        right = (found.argmax(dim=1) == test.labels).double().mean()
+        prediction = predictor(test.images)
+        right = (prediction.argmax(dim=1) == test.labels).double().mean()
         assert float(right) == pytest.approx(row["accuracy"])
         assert predictor.describe()["knn_weight"] == row["knn_weight"]
         assert repr(predictor).startswith("KnnPredictor(knn_weight=")
@@ -218,7 +218,7 @@ def test_predictor_of_a_run_with_metrics_leaves_the_run_as_it_is(
 
 
 def test_a_local_memory_on_the_model_predicts_as_the_client_does(run: Run) -> None:
-    client = max(run.clients.index, key=lambda one: run.clients["num_train"][one])
+    client = max(run.clients.index, key=lambda name: run.clients["num_train"][name])
     predictor, data, test = run.predictor(client), run.data(client), run.test(client)
     assert isinstance(predictor, KnnPredictor)
     settings: Any = run.experiment.personalization.settings
@@ -230,8 +230,8 @@ def test_a_local_memory_on_the_model_predicts_as_the_client_does(run: Run) -> No
         data.validation.labels,
     )
     assert memory.knn_weight_ == predictor.knn_weight
-    found = torch.from_numpy(memory.predict_proba(run.preprocess(test.images)))
-    torch.testing.assert_close(found, predictor(test.images), atol=1e-5, rtol=0)
+    probabilities = torch.from_numpy(memory.predict_proba(run.preprocess(test.images)))
+    torch.testing.assert_close(probabilities, predictor(test.images), atol=1e-5, rtol=0)
 
 
 def test_a_run_that_was_cut_short_goes_on(run: Run, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_run_that_was_cut_short_goes_on(run: Run, tmp_path: Path) -> None:
         short.resume(progress=False, run__seed=7)
 
 
-def test_what_is_wrong_is_said(run: Run, tmp_path: Path) -> None:
+def test_problem_is_reported(run: Run, tmp_path: Path) -> None:
     with pytest.raises(FolderTakenError, match="holds a run already"):
         simulate("demo", output=run.path, **SMALL)
     with pytest.raises(ConfigError, match="did you mean 'num_rounds'"):
@@ -274,9 +274,9 @@ def test_progress_is_written_where_nothing_can_be_drawn(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     simulate("demo", output=tmp_path / "run", **SMALL)
-    told = capfd.readouterr()
-    assert "training: rounds 1 to 2" in told.err
-    assert told.out == ""
+    captured = capfd.readouterr()
+    assert "training: rounds 1 to 2" in captured.err
+    assert captured.out == ""
 
 
 def test_names_of_what_is_shipped_are_found(

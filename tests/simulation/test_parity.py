@@ -104,11 +104,11 @@ def test_engines_agree(
     experiment: Path, whole: Path, tmp_path: Path, commands: Commands
 ) -> None:
     folder = tmp_path / "two"
-    found = simulate(commands, folder, experiment, *LONGER, "--workers", "2")
-    assert found == outcome(whole)
+    left = simulate(commands, folder, experiment, *LONGER, "--workers", "2")
+    assert left == outcome(whole)
     assert validations(folder) == validations(whole)
-    assert found[1].count(b"\n") == 15
-    assert [one is None for one in validations(folder)] == [True, False] * 10
+    assert left[1].count(b"\n") == 15
+    assert [record is None for record in validations(folder)] == [True, False] * 10
 
 
 @pytest.mark.ray
@@ -149,11 +149,13 @@ def test_engines_agree_on_a_network_of_a_user(
     experiment: Path, tmp_path: Path, commands: Commands
 ) -> None:
     (tmp_path / "model.py").write_text(OWN_NETWORK)
-    path, own = tmp_path / "own.yaml", ("--set", "model={name: 'model:Net'}")
+    path, network = tmp_path / "own.yaml", ("--set", "model={name: 'model:Net'}")
     path.write_text(experiment.read_text())
-    in_this_process(path, *own, "--engine", "serial", "--output", tmp_path / "serial")
-    found = simulate(commands, tmp_path / "flower", path, *own, "--workers", "2")
-    assert found == outcome(tmp_path / "serial")
+    in_this_process(
+        path, *network, "--engine", "serial", "--output", tmp_path / "serial"
+    )
+    over_ray = simulate(commands, tmp_path / "flower", path, *network, "--workers", "2")
+    assert over_ray == outcome(tmp_path / "serial")
 
 
 @pytest.mark.slow
@@ -163,8 +165,8 @@ def test_a_run_continued_on_the_other_engine_ends_the_same(
 ) -> None:
     in_this_process(experiment, "--engine", "serial", "--output", tmp_path / "first")
     folder, more = tmp_path / "more", ("--continue-from", tmp_path / "first")
-    found = simulate(commands, folder, *more, *LONGER, "--engine", "flower")
-    assert found == outcome(whole)
+    continued = simulate(commands, folder, *more, *LONGER, "--engine", "flower")
+    assert continued == outcome(whole)
     assert validations(folder) == validations(whole)
 
 
@@ -173,12 +175,12 @@ def test_a_run_continued_on_the_other_engine_ends_the_same(
 def test_what_flower_keeps_to_itself_changes_no_bit(
     experiment: Path, tmp_path: Path, commands: Commands
 ) -> None:
-    found = []
+    outcomes = []
     for name, engine, plain in (("one", "serial", "0"), ("plain", "flower", "1")):
         way = (experiment, "--engine", engine, "--workers", "1")
         left = simulate(commands, tmp_path / name, *way, KNNPER_PLAIN_FLOWER=plain)
-        found.append((left, validations(tmp_path / name)))
-    assert found[0] == found[1]
+        outcomes.append((left, validations(tmp_path / name)))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.slow
@@ -194,8 +196,8 @@ def test_several_clients_to_a_task_change_no_bit(
     small["training"]["devices"] = None
     experiment.write_text(yaml.safe_dump(small))
     expected = simulate(commands, tmp_path / "one", experiment, "--engine", "serial")
-    found = simulate(commands, tmp_path / "two", experiment, "--workers", "1")
-    assert found == expected
+    together = simulate(commands, tmp_path / "two", experiment, "--workers", "1")
+    assert together == expected
 
 
 @pytest.mark.slow

@@ -59,10 +59,10 @@ class Interrupting(Observer):
 
 
 def run(path: Path, experiment: Experiment, observer: Observer | None = None) -> Path:
-    made = RunFolder(path)
+    run_folder = RunFolder(path)
     if not path.exists():
-        made = RunFolder.create(path, experiment)
-    simulate(open_workbench(experiment), made, observer or Observer(), ["test"])
+        run_folder = RunFolder.create(path, experiment)
+    simulate(open_workbench(experiment), run_folder, observer or Observer(), ["test"])
     return path
 
 

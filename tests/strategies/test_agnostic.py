@@ -74,7 +74,7 @@ def test_two_rounds_of_the_server_by_hand() -> None:
     assert second.factors.flatten().tolist() == pytest.approx(expected)
 
 
-def test_who_is_away_leaves_the_step_unbiased() -> None:
+def test_absent_clients_leave_the_step_unbiased() -> None:
     method = Agnostic(linear_task(), BY_CLIENT)
     before = known([1.0, 1.0], {"a": 0, "b": 1}, [3.0, 1.0], 1.0)
     state = method.aggregate(before, iter([("b", update([0.0, 4.0], 1, [2.0]))]))

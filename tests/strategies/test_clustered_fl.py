@@ -161,7 +161,7 @@ def test_clusters_are_trained_apart() -> None:
     assert state.cluster_of == {**before.cluster_of, "e": 0}
 
 
-def test_who_was_away_when_a_cluster_was_parted_finds_its_part() -> None:
+def test_client_absent_during_a_split_finds_its_cluster() -> None:
     method = ClusteredFL(linear_task(), ALWAYS)
     before = one_cluster("a", "b", "away")
     updates = [("a", update(ZERO_SIDED)), ("b", update(-ZERO_SIDED))]

@@ -95,7 +95,7 @@ def test_a_step_by_hand(share: float, rate: float | None, expected: float) -> No
 
 
 @pytest.mark.parametrize(("factor", "alike"), [(0.001, True), (0.1, False)])
-def test_a_client_takes_so_many_times_its_own_examples(
+def test_sample_size_is_a_multiple_of_the_clients_examples(
     factor: float, alike: bool
 ) -> None:
     task = white_task([0, 1] * 50, batch_size=1000)

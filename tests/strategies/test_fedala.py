@@ -138,7 +138,9 @@ def test_parameters_of_the_last_layers_are_mixed(num_layers: int, number: int) -
     assert 0 <= memory["a"].aggregation.min() < memory["a"].aggregation.max() <= 1
 
 
-def test_seen_clients_are_served_the_mixture_and_unseen_ones_the_global_model() -> None:
+def test_seen_clients_are_served_the_mixture_and_unseen_clients_the_global_model() -> (
+    None
+):
     settings = FedALASettings(sample_fraction=1.0, aggregation_learning_rate=0.25)
     method = FedALA(two_weights_task(HALF, a=1, b=1), settings)
     payload, state = ModelPayload(torch.tensor([1.0, 2.0])), kept(1.0, 1.0)

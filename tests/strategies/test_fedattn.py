@@ -89,7 +89,7 @@ def test_first_round_by_hand() -> None:
     assert state.known.memory.values.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
 
 
-def test_the_neighbours_biases_take_the_place_of_the_global_ones() -> None:
+def test_biases_of_neighbours_replace_the_global_biases() -> None:
     task = affine_task(ONE_ROUND)
     state, _ = run_rounds(fedattn_of(task), CLIENTS, num_rounds=1)
     alone = fedattn_of(task, num_neighbors=1).broadcast(state, "a", KEY)

@@ -99,7 +99,7 @@ def update(shares: Sequence[float], means: Sequence[float], size: int) -> FedPAC
     )
 
 
-def test_centroids_are_means_by_example_and_stay_where_nobody_has_the_class() -> None:
+def test_centroids_are_means_by_example_and_stay_for_missing_classes() -> None:
     method = FedPAC(two_weights_task(HALF, a=1, b=1), FedPACSettings())
     before = method.init(("a", "b"), KEY)
     assert before.known.tolist() == [0, 0]

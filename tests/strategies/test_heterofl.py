@@ -97,7 +97,7 @@ def test_a_client_is_sent_the_first_channels_by_hand() -> None:
     assert method.broadcast(state, UNSEEN_CLIENT, KEY).width == 1
 
 
-def test_the_mean_is_over_those_who_hold_a_weight_by_hand() -> None:
+def test_mean_over_the_holders_of_a_weight_by_hand() -> None:
     method = halves()
     before = ModelState(torch.arange(8.0))
     half, whole = update(10, 20, 30, 40), update(*[2.0] * 8, num_examples=9)
@@ -315,7 +315,7 @@ class TestWidths:
         traced = TrainingSettings(devices=DeviceSettings(trace="devices.csv"))
         assert problems_of(HeteroFL, settings, traced)
 
-    def test_names_that_nobody_has_are_refused(self) -> None:
+    def test_unknown_client_names_are_refused(self) -> None:
         method = method_of(plain_task(), client_widths={"site-a": 0.5})
         first = method.init(["site-a", "site-b"], KEY).weights
         assert torch.equal(first, method.task.initial_weights)

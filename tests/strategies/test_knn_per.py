@@ -179,7 +179,7 @@ def test_any_index_leaves_examples_out(name: str) -> None:
     assert served(data, settings).describe()["knn_weight"] == 0.0
 
 
-def test_the_policy_says_what_is_stored() -> None:
+def test_policy_decides_what_is_stored() -> None:
     data = client(30, 10)
     images = draw("test", 20).images
     store = StoreSettings("fifo", capacity=12)

@@ -288,7 +288,7 @@ def test_on_top_of_what_was_trained_on_validation() -> None:
 
 @pytest.mark.parametrize("num_validation", [4, 0])
 @pytest.mark.parametrize("num_first", [2, 1], ids=["joint", "two"])
-def test_without_validation_data_nothing_is_trained_anew(
+def test_without_validation_data_nothing_is_retrained(
     num_first: int, num_validation: int
 ) -> None:
     sizes, data = list[float](), noisy(9, num_validation, seed=1)

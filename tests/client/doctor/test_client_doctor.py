@@ -85,7 +85,7 @@ def test_no_data(file: Path, exists: bool) -> None:
     told(look(file, "data"), PROBLEM, state, f"knnper site check {file}")
 
 
-def test_who_has_the_services_port(file: Path, free_port: str) -> None:
+def test_finding_for_a_used_service_port(file: Path, free_port: str) -> None:
     told(look(file, "service", free_port), OK, "is free")
     with answering(Script(answers={"/ready": (503, "{}")}), None) as address:
         told(look(file, "service", port(address)), OK, f"runs at {address}")
@@ -113,7 +113,7 @@ def kept(file: Path) -> Finding:
     return examine(checks)[1].finding
 
 
-def test_a_folder_that_is_nobodys_yet(file: Path, folder: Path) -> None:
+def test_new_state_folder(file: Path, folder: Path) -> None:
     for subject in ("folder", "refusals"):
         told(look(file, subject), OK)
     told(look(file, "model"), SKIPPED)
@@ -136,7 +136,7 @@ def test_the_folder_of_another_client_or_key(file: Path, folder: Path) -> None:
     told(owner(client(folder.parent, tls=True)), PROBLEM, mend="bring the key back")
 
 
-def test_refusals_are_told(file: Path, folder: Path) -> None:
+def test_refusals_are_reported(file: Path, folder: Path) -> None:
     for about, reason, verdict, mend in (
         ("client", "its key is registered as site-b", WARNING, "remove"),
         ("run", "the model mlp", WARNING, "client.yaml"),
@@ -198,7 +198,7 @@ def test_a_folder_that_others_can_look_into(file: Path, folder: Path) -> None:
     told(look(file, "folder"), WARNING, mend=f"chmod 700 {folder}")
 
 
-def test_a_model_that_the_server_did_not_announce_is_refused_and_told(
+def test_unannounced_model_is_refused_and_reported(
     file: Path,
 ) -> None:
     experiment = load_experiment(small_experiment(), experiment_catalogue())

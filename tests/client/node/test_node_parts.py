@@ -137,7 +137,7 @@ logging.getLogger("flwr").info("")
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_flowers_own_routine_is_said_only_on_request(verbose: bool) -> None:
+def test_routine_messages_of_flower_are_logged_only_on_request(verbose: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(verbose=verbose)],
         capture_output=True,
@@ -172,7 +172,7 @@ with whole.ends('the job'):
 
 
 @pytest.mark.parametrize(("code", "message"), [(SLEEP, "-1 s"), (PARTS, "")])
-def test_the_process_ends_and_says_why(code: str, message: str) -> None:
+def test_process_ends_with_its_reason(code: str, message: str) -> None:
     command = [sys.executable, "-c", HEAD + code]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=20, check=False
@@ -218,7 +218,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_same_reason_is_said_ever_more_seldom(
+def test_repeated_reason_is_logged_at_growing_intervals(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy, said_at = RetryPolicy(None), []
@@ -231,7 +231,7 @@ def test_the_same_reason_is_said_ever_more_seldom(
     assert [round(pause / 60) for pause in pauses] == [1, 2, 4, 8]
 
 
-def test_another_reason_is_said_at_once(
+def test_new_reason_is_logged_at_once(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = RetryPolicy(None)
@@ -242,7 +242,7 @@ def test_another_reason_is_said_at_once(
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_a_node_says_what_it_waits_for_ever_more_rarely(
+def test_waiting_node_logs_at_growing_intervals(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress, messages = WaitLog("server:8443"), []
@@ -268,7 +268,7 @@ def test_a_node_says_what_it_waits_for_ever_more_rarely(
     assert "the update of round 3 is sent" in line
 
 
-def test_a_node_says_that_the_server_is_away_and_when_it_is_back(
+def test_node_logs_that_the_server_is_away_and_back(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress = WaitLog("server:8443")
@@ -314,7 +314,7 @@ def refusal(address: str, ca: Path | None) -> Refusal:
     return caught.value
 
 
-def test_nobody_there_or_whoever_hangs_up_is_worth_another_try(tmp_path: Path) -> None:
+def test_refused_or_dropped_connection_is_retried(tmp_path: Path) -> None:
     with saying(b"") as address:
         assert not refusal(address, written(tmp_path, AUTHORITY, "ca")[0]).lasting
         assert not refusal(address, None).lasting
@@ -332,7 +332,7 @@ def test_nobody_there_or_whoever_hangs_up_is_worth_another_try(tmp_path: Path) -
     ("serves", "trusts", "words"),
     [(EXPIRED, AUTHORITY, "expired"), (None, AUTHORITY, "HTTP without TLS")],
 )
-def test_what_trying_again_would_not_mend(
+def test_certificate_error_is_not_retried(
     tmp_path: Path, serves: CertifiedKey | None, trusts: CertifiedKey, words: str
 ) -> None:
     files = None if serves is None else written(tmp_path, serves, "server")

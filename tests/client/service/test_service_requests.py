@@ -305,7 +305,7 @@ def test_a_label_that_is_none_is_refused(client: httpx.Client, label: Any) -> No
 
 
 @pytest.mark.parametrize("policy", ["concatenate", "fifo"])
-def test_a_full_store_says_so_or_makes_room(
+def test_full_store_refuses_or_evicts(
     tmp_path: Path, policy: Literal["concatenate", "fifo"]
 ) -> None:
     settings = StoreSettings(capacity=9, policy=policy)
@@ -480,7 +480,7 @@ def test_all_images_of_a_request_are_counted(client: httpx.Client) -> None:
     refused(client.post("/predict", files=parts), 413, "1000")
 
 
-def test_a_jpeg_that_says_nothing_many_times_is_refused(client: httpx.Client) -> None:
+def test_jpeg_with_many_scans_is_refused(client: httpx.Client) -> None:
     """Each of its scans has some bytes, and goes over all pixels."""
     file = io.BytesIO()
     Image.new("L", (24, 24), 128).save(file, "JPEG", progressive=True)
@@ -552,7 +552,7 @@ INCLUDED = {
 Scoped = tuple[httpx.Client, dict[Scope, str]]
 
 
-def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
+def test_request_without_the_token_is_refused(tmp_path: Path) -> None:
     served = small_served(tmp_path / "store")
     with asking(served) as client:
         address = str(client.base_url)
@@ -630,7 +630,7 @@ ALL = (
         ("neighbors", ALL, "predictions model knn_weight num_stored"),
     ],
 )
-def test_a_prediction_tells_what_the_scope_gives(
+def test_prediction_shows_what_the_scope_allows(
     scoped: Scoped, scope: Scope, of_one: str, of_all: str
 ) -> None:
     client, tokens = scoped
@@ -695,7 +695,7 @@ def test_without_a_token_other_machines_and_their_pages_are_refused(
             assert answer.status_code == status, headers
 
 
-def test_browsers_are_told_to_load_nothing_else(tmp_path: Path) -> None:
+def test_browser_may_load_nothing_else(tmp_path: Path) -> None:
     with asking(small_served(tmp_path / "store")) as client:
         assert client.put("/examples").headers["allow"] == "DELETE, POST"
         texts = [client.get(path).text for path in ("/", "/page.css", "/page.js")]

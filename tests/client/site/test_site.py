@@ -69,7 +69,7 @@ def append(file: Path, line: str) -> None:
     file.write_text(f"{file.read_text()}{line}\n")
 
 
-def test_a_quiet_site_says_how_much_it_trains_on_and_no_more(file: Path) -> None:
+def test_site_without_shared_metrics_sends_its_training_size_only(file: Path) -> None:
     whole = introduced(file)
     assert min(whole.num_train, whole.num_validation, whole.num_test) > 0
     append(file, "share_metrics: false")
@@ -381,7 +381,9 @@ def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None
     worker.train(TrainingRequest(CLIENT, payload, 1, 0, [0]))
 
 
-def test_a_quiet_site_trains_nothing_that_tells_of_its_data(file: Path) -> None:
+def test_site_without_shared_metrics_refuses_methods_that_reveal_data(
+    file: Path,
+) -> None:
     settings = asked(method="{name: agnostic}", personalization="{}")
     append(file, "share_metrics: false")
     refused(HostileServer(file), settings, "found share_metrics: false")
@@ -390,7 +392,7 @@ def test_a_quiet_site_trains_nothing_that_tells_of_its_data(file: Path) -> None:
     assert HostileServer(file, run=3).introduced(settings).problem == ""
 
 
-def test_methods_and_models_are_told_together(file: Path) -> None:
+def test_methods_and_models_are_reported_together(file: Path) -> None:
     limit(file, "methods: [knn_per, ditto]", "models: []")
     words = "method fedavg, expected knn_per, ditto", "tiny_cnn, expected none"
     refused(HostileServer(file), asked(**OF_FEDAVG), *words)
@@ -521,7 +523,7 @@ def test_the_server_telling_it_back_is_no_news(file: Path) -> None:
     assert [refusal["about"] for refusal in refusals(file)] == ["run", "client"]
 
 
-def test_the_last_ones_are_kept_even_after_a_damaged_file(tmp_path: Path) -> None:
+def test_last_answers_are_kept_after_a_damaged_file(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     for number in range(limits.MAX_REFUSALS + 3):
         limits.note_refusal(folder, "client", f"reason {number}")

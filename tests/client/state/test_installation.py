@@ -163,7 +163,7 @@ def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
         site_state.install(small_model(), other, took_part=False)
 
 
-def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
+def test_removed_store_is_rebuilt(tmp_path: Path) -> None:
     site_state = installed(tmp_path, small_model(), site(4, 2))
     shutil.rmtree(site_state.folder.store)
     with open_served(site_state) as served:
@@ -172,7 +172,7 @@ def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
     assert len(stored_names(site_state)) == 6
 
 
-def test_nothing_installed_or_a_damaged_record_is_said_so(tmp_path: Path) -> None:
+def test_missing_or_damaged_record_is_reported(tmp_path: Path) -> None:
     site_state = new_site_state(tmp_path)
     assert site_state.served() is None
     with pytest.raises(SiteStateError, match="nothing is installed"):
@@ -488,7 +488,7 @@ def test_where_the_memory_loses_the_global_model_is_served(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("sizes", "num_measured"), [((30, 20, 0), 20), ((30, 5, 0), None)]
 )
-def test_who_took_part_is_measured_on_validation_only(
+def test_seen_client_is_measured_on_validation_only(
     tmp_path: Path, sizes: tuple[int, int, int], num_measured: int | None
 ) -> None:
     site_state = new_site_state(tmp_path)

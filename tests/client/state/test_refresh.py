@@ -353,7 +353,7 @@ def test_a_removed_memory_is_made_of_all_data(site: Site) -> None:
     assert set(site.stored()) == set(refreshed.changes.new)
 
 
-def test_who_took_part_is_kept(site: Site) -> None:
+def test_participation_is_kept(site: Site) -> None:
     # The site's file says `train: false`; the federation knew better.
     site.state.install(
         site.model,

@@ -124,7 +124,7 @@ def test_what_is_added_is_found_and_what_is_deleted_is_not(
         assert not served.refresh()
 
 
-def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
+def test_busy_store_is_updated_by_the_service(site_state: SiteState) -> None:
     first, second = small_model(**FIXED), small_model(seed=1, **FIXED)
     with open_served(site_state) as served:
         site_state.install(second, site(33, 20), took_part=False)

@@ -181,7 +181,7 @@ def test_a_later_request_ends_the_one_that_is_held(case: Case) -> None:
     assert case.run(work()) == (b"", b"train")
 
 
-def test_no_message_is_taken_for_a_node_that_is_gone(case: Case) -> None:
+def test_no_message_is_taken_for_a_departed_node(case: Case) -> None:
     case.start_app()
     os.write(case.app, b"\n")
     idle_for(case, 3600)

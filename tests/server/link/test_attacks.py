@@ -190,7 +190,7 @@ def taken(peer: Peer) -> Message:
     return message
 
 
-def test_nobody_answers_for_somebody_else(scene: Scene) -> None:
+def test_client_cannot_reply_for_another_client(scene: Scene) -> None:
     evil, good = scene.evil, scene.good
     run = scene.run(evil, good)
     mine, (other_request, _) = taken(evil), good.receive()

@@ -212,7 +212,7 @@ def test_the_rest_of_a_body_that_is_not_read_has_to_come_in_time() -> None:
         assert SOON / 2 < seconds_until_closed(connection) < 10 * SOON
 
 
-def test_who_does_not_read_the_answer_goes() -> None:
+def test_connection_that_reads_no_answer_is_closed() -> None:
     with serving(HASTY) as served, served.connected() as connection:
         connection.sendall(GET.replace(b"/", b"/large", 1))
         time.sleep(4 * SOON)

@@ -192,7 +192,7 @@ def test_bodies_in_another_name_are_refused(body: Message, stage: Stage) -> None
     assert stage.upstream.seen == []
 
 
-def test_a_client_has_so_many_requests_at_a_time(stage: Stage) -> None:
+def test_concurrent_requests_of_a_client_are_limited(stage: Stage) -> None:
     meter = stage.gateway.meter
     key = fingerprint(KEY.public_key())
     with contextlib.ExitStack() as held:
@@ -379,7 +379,7 @@ def test_a_client_that_goes_away_is_not_blamed_on_flower(
     assert "SuperLink" not in caplog.text
 
 
-def test_who_may_have_been_registered_by_other_means_is_looked_for(
+def test_node_registered_by_other_means_is_looked_up(
     stage: Stage,
 ) -> None:
     stage.client.post("pull-messages", POLL)
@@ -426,7 +426,7 @@ def test_refusals_of_a_key_are_explained_to_both_sides(
     assert message in caplog.text
 
 
-def test_a_second_node_is_told_that_there_is_one(
+def test_second_node_of_a_client_is_refused_with_the_reason(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage.upstream.status = 412
@@ -497,7 +497,7 @@ def test_a_registered_client_learns_how_it_stands(stage: Stage) -> None:
     assert standing(stage) == Standing("site-a", None)
 
 
-def test_versions_are_told_with_the_health_alone(stage: Stage) -> None:
+def test_versions_are_reported_by_health_alone(stage: Stage) -> None:
     assert gateway_versions(stage.http.get("/health").headers) == own_versions()
     assert gateway_versions(stage.client.post("pull-messages", POLL).headers) == {}
 
@@ -655,7 +655,7 @@ def test_a_body_that_is_too_slow_is_not_waited_for(
         pytest.fail("the connection is still open")
 
 
-def test_who_is_fast_enough_may_send_for_long(
+def test_fast_sender_may_send_for_long(
     narrow: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("knnper.server.link.request_limits._WINDOW_S", SOON)

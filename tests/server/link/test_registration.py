@@ -147,7 +147,7 @@ def test_nodes_registered_with_flowers_command_are_removed(
     ]
 
 
-def test_without_a_folder_nobody_is_removed(place: Place) -> None:
+def test_without_a_folder_no_client_is_removed(place: Place) -> None:
     place.folder.add("site-a", public_key())
     place.names()
     place.folder.path.rename(place.folder.path.with_name("unmounted"))

@@ -183,7 +183,7 @@ def test_a_reply_reaches_flower_once_it_is_whole(scene: Scene) -> None:
     assert scene.told == []
 
 
-def test_who_asks_again_gets_the_same_answer(scene: Scene) -> None:
+def test_repeated_request_gets_the_same_answer(scene: Scene) -> None:
     reply = honest(arrays(10))
 
     async def work() -> None:
@@ -242,7 +242,7 @@ def test_a_superlink_that_is_away_for_a_moment(fails_at: int, scene: Scene) -> N
     assert scene.flower.objects == reply.objects
 
 
-def test_the_end_of_a_run_is_told_as_flower_tells_it(scene: Scene) -> None:
+def test_end_of_a_run_is_reported_as_by_flower(scene: Scene) -> None:
     scene.flower.statuses = iter([403])
     with pytest.raises(GatewayRefusal) as refused:
         done(scene.send(honest()))

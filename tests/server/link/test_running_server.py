@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-def test_strangers_are_told_why_they_are_refused(
+def test_refusal_of_a_stranger_names_the_reason(
     server: RunningServer, tmp_path: Path
 ) -> None:
     write_node_key(tmp_path / "k", new_node_key())
@@ -51,7 +51,7 @@ def test_flowers_commands_show_runs_and_register_no_client(
     assert "Listing all runs" in server.flwr(home, "list", "federation")
 
 
-def test_who_comes_and_goes_while_the_server_runs(server: RunningServer) -> None:
+def test_clients_join_and_leave_while_the_server_runs(server: RunningServer) -> None:
     client = server.add("late")
     wait_until(lambda: server.statuses.get("late") == "registered")
     with server.supernode(client, client / "late.key") as node:

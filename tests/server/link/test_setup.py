@@ -175,12 +175,12 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("tls: {ca: ca.crt}\n", "tls.certificate: expected a value"),
     ],
 )
-def test_what_is_wrong_is_said(text: str | None, message: str, tmp_path: Path) -> None:
+def test_problem_is_reported(text: str | None, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         read_server(written(tmp_path, text))
 
 
-def test_all_problems_are_told_together(tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     file = written(tmp_path, "listen: nowhere\ncontrol: 0.0.0.0:1\n")
     with pytest.raises(ConfigError) as caught:
         read_server(file)

@@ -60,7 +60,7 @@ def test_a_run_is_submitted_and_has_an_id(settings: ServerSettings, flwr: Any) -
         ("Connection refused", "Is the server running.*127.0.0.1:8000"),
     ],
 )
-def test_what_goes_wrong_is_said(
+def test_failure_is_reported(
     settings: ServerSettings, flwr: Any, answer: str, message: str
 ) -> None:
     flwr(answer)

@@ -23,8 +23,8 @@ def family(folder: Path, name: str, num_runs: int = 1) -> Family:
 
 def test_steps_are_rounds_and_personalisations(tmp_path: Path) -> None:
     tracker = Tracker(lambda: 0.0)
-    one = family(tmp_path, "one", num_runs=3)
-    assert tracker.expect([one]) == [one]
+    three_runs = family(tmp_path, "one", num_runs=3)
+    assert tracker.expect([three_runs]) == [three_runs]
     assert tracker.num_steps == ROUNDS + 3
 
     def run(first_round: int, num_made: int) -> None:

@@ -60,12 +60,12 @@ def several(tmp_path: Path) -> Sweep:
 
 
 def test_a_training_is_made_once(tmp_path: Path, made: Made) -> None:
-    sweep, told = several(tmp_path), list[Progress]()
-    outcomes = run_batch(sweep, tmp_path / "out", 1, told.append)
+    sweep, progress = several(tmp_path), list[Progress]()
+    outcomes = run_batch(sweep, tmp_path / "out", 1, progress.append)
     # Two seeds, each with a training of two rounds and four runs.
     assert sorted(rounds(made)) == [0, 0, *(6 * [2])]
-    assert told[-1].done == told[-1].total == num_steps(sweep) == 2 * (2 + 4)
-    assert {one.at_start for one in told} == {0}
+    assert progress[-1].done == progress[-1].total == num_steps(sweep) == 2 * (2 + 4)
+    assert {step.at_start for step in progress} == {0}
     states = {
         RunFolder(run).results()["training"]["state_sha256"]
         for outcome in outcomes
@@ -106,13 +106,13 @@ def test_interrupted_in_the_middle_it_makes_only_what_is_missing(
             run_batch(sweep, folder, 1, ignore)
     before = {path for path, _ in made}
     made.clear()
-    told = list[Progress]()
-    found = run_batch(sweep, folder, 1, told.append)
+    progress = list[Progress]()
+    rows = run_batch(sweep, folder, 1, progress.append)
     # Of the first seed two runs are left, which train no more; the second has none.
     assert rounds(made) == [2, 2, 0, 2, 2, 2]
     assert before.isdisjoint(path for path, _ in made)
-    assert told[0].done == told[-1].at_start == 2 + 2
-    assert points(found) == points(expected)
+    assert progress[0].done == progress[-1].at_start == 2 + 2
+    assert points(rows) == points(expected)
 
 
 def test_a_file_that_grows_trains_nothing_anew(tmp_path: Path, made: Made) -> None:
@@ -152,10 +152,10 @@ def test_embeddings_are_computed_once(
     apart = run_batch(sweep, tmp_path / "apart", 1, ignore)
     assert sum(embedded) == 4 * num_shared
     assert points(shared) == points(apart)
-    for one, other in zip(shared, apart, strict=True):
+    for run_shared, run_apart in zip(shared, apart, strict=True):
         for name in ("clients.csv", "personalization.jsonl"):
-            content = (one.runs[1] / name).read_bytes()
-            assert content == (other.runs[1] / name).read_bytes()
+            content = (run_shared.runs[1] / name).read_bytes()
+            assert content == (run_apart.runs[1] / name).read_bytes()
 
 
 def test_models_of_all_clients_are_not_kept(tmp_path: Path) -> None:
@@ -213,16 +213,16 @@ def as_csv(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def test_the_best_on_validation_data_is_tested(tmp_path: Path, made: Made) -> None:
-    comparison, told = plan(tmp_path), list[Progress]()
-    mean, memory, drift = run_batch(comparison, tmp_path / "runs", 1, told.append)
+    comparison, progress = plan(tmp_path), list[Progress]()
+    mean, memory, drift = run_batch(comparison, tmp_path / "runs", 1, progress.append)
     assert num_runs(comparison, tmp_path / "runs") == (4 + 6, 4 + 6)
     # The second of a pair that trains alike finds both rounds made.
     assert sorted(rounds(made)) == [*6 * [0], *4 * [2]]
     # Two trainings are tuned, of two runs each; two are tested, with each of two seeds.
     steps = 2 * (2 + 2) + 2 * ((2 + 2) + (2 + 1))
-    assert told[0].total == num_steps(comparison) == steps
-    assert told[-1].done == told[-1].total == told[0].total
-    assert {one.at_start for one in told} == {0}
+    assert progress[0].total == num_steps(comparison) == steps
+    assert progress[-1].done == progress[-1].total == progress[0].total
+    assert {step.at_start for step in progress} == {0}
     for outcome in (mean, memory):
         slow, fast = outcome.candidates
         assert slow.score is not None
@@ -233,7 +233,10 @@ def test_the_best_on_validation_data_is_tested(tmp_path: Path, made: Made) -> No
     assert list(drift.runs) == [1, 2]
     # The four runs on validation data read no test split, the others read theirs.
     tuned = [json.loads((path / "results.json").read_text()) for path, _ in made[:4]]
-    kinds = {one["manifest"]["experiment"]["partition"]["evaluate_on"] for one in tuned}
+    kinds = {
+        results["manifest"]["experiment"]["partition"]["evaluate_on"]
+        for results in tuned
+    }
     assert kinds == {"validation"}
 
 
@@ -306,15 +309,15 @@ def test_tuning_reads_no_test_split(
         return replace(data, test=test)
 
     monkeypatch.setattr(DigitsSettings, "load", spoilt)
-    found = run_batch(comparison, tmp_path / "spoilt", 1, ignore)
+    spoilt_rows = run_batch(comparison, tmp_path / "spoilt", 1, ignore)
     assert len(expected) == 1
-    for one, other in zip(expected, found, strict=True):
-        assert [tried.score for tried in one.candidates] == [
-            tried.score for tried in other.candidates
+    for row, spoilt_row in zip(expected, spoilt_rows, strict=True):
+        assert [tried.score for tried in row.candidates] == [
+            tried.score for tried in spoilt_row.candidates
         ]
-        tested = [(run / "clients.csv").read_bytes() for run in one.runs.values()]
+        tested = [(run / "clients.csv").read_bytes() for run in row.runs.values()]
         assert tested != [
-            (run / "clients.csv").read_bytes() for run in other.runs.values()
+            (run / "clients.csv").read_bytes() for run in spoilt_row.runs.values()
         ]
 
 
@@ -367,15 +370,16 @@ def test_a_row_that_follows_is_tuned_after_its_leader(
         "grid": {"personalization.num_neighbors": [1, 3]},
     }
     rows = {"memory": memory, "mean": ROWS["mean"]}
-    comparison, told = plan(tmp_path, rows=rows), list[Progress]()
-    found = run_batch(comparison, tmp_path / "out", 1, told.append)
-    mean, follower = found[1], found[0]
+    comparison, progress = plan(tmp_path, rows=rows), list[Progress]()
+    row_runs = run_batch(comparison, tmp_path / "out", 1, progress.append)
+    mean, follower = row_runs[1], row_runs[0]
     rate = mean.point.values["training.learning_rate"]
     assert follower.point.values["training.learning_rate"] == rate
     assert [
-        one.point.values["personalization.num_neighbors"] for one in follower.candidates
+        candidate.point.values["personalization.num_neighbors"]
+        for candidate in follower.candidates
     ] == [1, 3]
     # Two rates, then the best one's twice; both rows with two seeds share trainings.
     assert len([*(tmp_path / "out/runs").iterdir()]) == 2 + 2 + 2 * 2
-    assert told[-1].done == told[-1].total
+    assert progress[-1].done == progress[-1].total
     assert num_runs(comparison, tmp_path / "out") == (8, 8)

@@ -75,8 +75,8 @@ def rows(*accuracies: Sequence[float | None]) -> list[PointRow]:
     ]
 
 
-def cells(sweep: Sweep, found: Sequence[PointRow]) -> list[list[str]]:
-    table = table_of(sweep, found)
+def cells(sweep: Sweep, shown_rows: Sequence[PointRow]) -> list[list[str]]:
+    table = table_of(sweep, shown_rows)
     return [list(table.header), *map(list, table.rows)]
 
 
@@ -108,18 +108,18 @@ def test_the_csv_of_a_sweep_has_every_figure(tmp_path: Path) -> None:
     sweep = read(tmp_path)
     outcomes = [Outcome(sweep.points[0], {})]
     text = csv_of(sweep, outcomes, rows([0.5, 0.6, 0.7]))
-    (found,) = csv.DictReader(io.StringIO(text))
-    assert found[NEIGHBORS] == "1"
+    (line,) = csv.DictReader(io.StringIO(text))
+    assert line[NEIGHBORS] == "1"
     name = "seen.accuracy_weighted"
-    three = [float(found[name + end]) for end in ("", ".sd", ".half_width")]
+    three = [float(line[name + end]) for end in ("", ".sd", ".half_width")]
     assert three == pytest.approx([0.6, 0.1, HALF], rel=1e-6)
-    assert found["unseen.global.ece"] == ""
+    assert line["unseen.global.ece"] == ""
 
 
 def test_other_figures_and_groups_are_shown(tmp_path: Path) -> None:
     sweep = read(tmp_path, y="global.log_loss", group="unseen")
-    one = row({NEIGHBORS: 1}, {"unseen.global.log_loss": [0.25]})
-    header, line = cells(sweep, [one])
+    shown_row = row({NEIGHBORS: 1}, {"unseen.global.log_loss": [0.25]})
+    header, line = cells(sweep, [shown_row])
     assert (header[1], line[1]) == ("global model's log-loss", "0.25")
 
 
@@ -164,12 +164,12 @@ def test_series_are_curves_of_their_own(tmp_path: Path) -> None:
     grid = {RATE: [0.1], NEIGHBORS: [1, 500]}
     series = ["variant", RATE]
     sweep = read(tmp_path, x=NEIGHBORS, series=series, grid=grid, variants=TWO)
-    found = [
+    points = [
         right({RATE: 0.1, NEIGHBORS: place}, 0.5, variant)
         for variant in TWO
         for place in (1, 500)
     ]
-    axes = axes_of(sweep, found)
+    axes = axes_of(sweep, points)
     (legend,) = axes.figure.legends
     assert legend.get_title().get_text() == "variant,\nlearning rate"
     assert [text.get_text() for text in legend.get_texts()] == ["A, 0.1", "B, 0.1"]
@@ -229,16 +229,16 @@ def test_the_chosen_file_tests_the_best(tmp_path: Path) -> None:
         variants={"a": {"method": {"name": "fedavg"}}, "b": {"set": {RATE: 0.5}}},
         set={"training.num_rounds": 3},
     )
-    found = again(sweep, {"training.momentum": 0.5}, tmp_path)
-    assert [point.variant for point in found.points] == ["a", "b"]
-    a, b = (point.runs[1] for point in found.points)
+    repeated = again(sweep, {"training.momentum": 0.5}, tmp_path)
+    assert [point.variant for point in repeated.points] == ["a", "b"]
+    a, b = (point.runs[1] for point in repeated.points)
     assert (a.method.name, b.method.name) == ("fedavg", "knn_per")
     assert (a.training.learning_rate, b.training.learning_rate) == (0.1, 0.5)
-    for one in (a, b):
-        training = one.training
+    for path in (a, b):
+        training = path.training
         found_in = (training.momentum, training.num_rounds, training.batch_size)
         assert found_in == (0.5, 3, 8)
-        assert one.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
+        assert path.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
 
 
 def test_an_empty_personalization_stays_the_methods_own(tmp_path: Path) -> None:
@@ -250,15 +250,15 @@ def test_an_empty_personalization_stays_the_methods_own(tmp_path: Path) -> None:
         "bases": {"training": {"momentum": 0.5}},
     }
     sweep = read(tmp_path, base=base, grid={}, variants=variants)
-    found = again(sweep, {}, tmp_path)
+    repeated = again(sweep, {}, tmp_path)
     text = (tmp_path / "chosen.yaml").read_text()
     assert "model" not in text.partition("variants:")[2]
     before, after = (
-        [point.runs[1].personalization for point in one.points]
-        for one in (sweep, found)
+        [point.runs[1].personalization for point in sweep_again.points]
+        for sweep_again in (sweep, repeated)
     )
     assert before == after
-    numbers = [one.settings.num_neighbors for one in after]  # type: ignore[attr-defined]
+    numbers = [settings.settings.num_neighbors for settings in after]  # type: ignore[attr-defined]
     assert numbers == [10, 5, 3]
 
 
@@ -274,7 +274,9 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
         ("own", 1): (0.5, 0.7), ("own", 2): (0.1, 0.2),
         ("five", 1): (0.6, 0.9), ("five", 2): (0.0, 0.1),
     }  # fmt: skip
-    places = [(one.variant, one.values["training.num_rounds"]) for one in sweep.points]
+    places = [
+        (point.variant, point.values["training.num_rounds"]) for point in sweep.points
+    ]
     results = [
         Outcome(point, {seed: Path(f"{at}-{seed}") for seed in (1, 2)})
         for at, point in enumerate(sweep.points)
@@ -363,8 +365,8 @@ def made(folder: Path, seed: int, accuracy: float) -> Path:
 
 
 def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -> None:
-    found = rows_of(comparison, outcomes)
-    mean, other = documents_of(comparison, outcomes, found)
+    compared = rows_of(comparison, outcomes)
+    mean, other = documents_of(comparison, outcomes, compared)
     # ((0.5 - 0.6)² + (0.7 - 0.6)²) / (2 - 1) = 0.02
     average = mean["seen"]["average"]
     assert (average["mean"], average["std"]) == pytest.approx((0.6, 0.02**0.5))
@@ -373,7 +375,7 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     # Of a and b, a is worse with seed 1 (0.4 < 0.5) and not with seed 2.
     assert other["seen"]["fraction_degraded"]["mean"] == pytest.approx(0.25)
     assert mean["seen"]["fraction_degraded"]["mean"] == 0
-    table = table_of(comparison, found)
+    table = table_of(comparison, compared)
     first, second = table.rows
     header = ("vs FedAvg", "vs Other", "bottom decile", "degraded vs FedAvg")
     assert table.header[2:6] == header
@@ -384,22 +386,22 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     assert second[1] == "60.0 ± 254.1*"
     assert second[2].lstrip("+-") == "0.0 ± 127.1*"
     assert second[5:7] == ("25.0 ± 317.7*", "-")
-    text = csv_of(comparison, outcomes, found)
-    one, another = csv.DictReader(io.StringIO(text))
-    assert one["row"] == "mean"
-    assert float(another["seen_fraction_degraded"]) == pytest.approx(0.25)
-    assert another["unseen_average"] == ""
-    half_width = float(one["seen_average_half_width"])
+    text = csv_of(comparison, outcomes, compared)
+    first_line, second_line = csv.DictReader(io.StringIO(text))
+    assert first_line["row"] == "mean"
+    assert float(second_line["seen_fraction_degraded"]) == pytest.approx(0.25)
+    assert second_line["unseen_average"] == ""
+    half_width = float(first_line["seen_average_half_width"])
     assert half_width == pytest.approx(12.706 * 0.1, abs=1e-3)
-    assert json.loads(one["chosen"]) == {"training.learning_rate": 0.1}
-    half_width = float(another["seen_vs_mean_half_width"])
+    assert json.loads(first_line["chosen"]) == {"training.learning_rate": 0.1}
+    half_width = float(second_line["seen_vs_mean_half_width"])
     assert half_width == pytest.approx(12.706 * 0.1, abs=1e-3)
     # 50 bytes to five clients, 32 from the four that replied.
-    assert (one["bytes_down"], one["bytes_up"]) == ("10.0", "8.0")
-    assert (one["batch"], one["seeds"]) == ("small", "1 2")
-    assert one["splits"] == f"{'1' * 12} {'2' * 12}"
-    assert one["hardware"] == "2 CPU cores; torch 2.9"
-    assert one["code"] == "commit 50f3a71eca7a; files aaaaaaaaaaaa"
+    assert (first_line["bytes_down"], first_line["bytes_up"]) == ("10.0", "8.0")
+    assert (first_line["batch"], first_line["seeds"]) == ("small", "1 2")
+    assert first_line["splits"] == f"{'1' * 12} {'2' * 12}"
+    assert first_line["hardware"] == "2 CPU cores; torch 2.9"
+    assert first_line["code"] == "commit 50f3a71eca7a; files aaaaaaaaaaaa"
 
 
 def test_points_of_a_comparison_have_each_seed(
@@ -408,18 +410,18 @@ def test_points_of_a_comparison_have_each_seed(
     failed = replace(outcomes[1], runs={1: outcomes[1].runs[1]}, failures={2: "why"})
     both = [outcomes[0], failed]
     lines = compared_run_rows(comparison, both, rows_of(comparison, both))
-    found = list(csv.DictReader(io.StringIO(csv_text(lines))))
+    table = list(csv.DictReader(io.StringIO(csv_text(lines))))
     columns = ("row", "seed", "run", "seen_average", "seen_vs_mean", "failure")
-    assert [tuple(one[name] for name in columns[:4]) for one in found] == [
+    assert [tuple(row[name] for name in columns[:4]) for row in table] == [
         ("mean", "1", "mean-1", "0.5"),
         ("mean", "2", "mean-2", "0.7"),
         ("other", "1", "other-1", "0.4"),
         ("other", "2", "", ""),
     ]
-    assert float(found[2]["seen_vs_mean"]) == pytest.approx(-0.1)
-    assert found[3]["failure"] == "why"
-    assert found[0]["code"] == "commit 50f3a71eca7a"
-    assert (found[1]["seconds"], found[1]["bytes_up"]) == ("5.0", "8.0")
+    assert float(table[2]["seen_vs_mean"]) == pytest.approx(-0.1)
+    assert table[3]["failure"] == "why"
+    assert table[0]["code"] == "commit 50f3a71eca7a"
+    assert (table[1]["seconds"], table[1]["bytes_up"]) == ("5.0", "8.0")
 
 
 @pytest.mark.parametrize("content", [None, "client,seen\na,true\n"])

@@ -75,10 +75,10 @@ FINGERPRINT = "knnper.simulation.origin.code_fingerprint"
 def family(folder: Path, neighbors: list[int], rate: float = 0.1) -> Family:
     grid = {NEIGHBORS: neighbors}
     sweep = read(folder, grid=grid, set={RATE: rate}, seeds=[1])
-    (found,) = families_of(
+    (only_family,) = families_of(
         sweep.experiments, folder / "out", ["knnper"], keeps_training=True
     )
-    return found
+    return only_family
 
 
 def interrupted(*_: Any) -> None:
@@ -89,8 +89,8 @@ def failing(*_: Any) -> None:
     raise TooManyFailuresError("round 1: a fault of yesterday's code")
 
 
-def make(one: Family) -> None:
-    family_runs.make_runs(one, list[Event]().append)
+def make(chosen: Family) -> None:
+    family_runs.make_runs(chosen, list[Event]().append)
 
 
 MakeBy = Callable[..., None]
@@ -112,8 +112,8 @@ def make_by(monkeypatch: pytest.MonkeyPatch) -> MakeBy:
     return make_by
 
 
-def signatures(found: Family) -> list[str]:
-    return [fingerprint_in(folder) for folder in found.runs]
+def signatures(chosen: Family) -> list[str]:
+    return [fingerprint_in(folder) for folder in chosen.runs]
 
 
 def test_who_takes_a_training_over_takes_its_code_over(
@@ -178,14 +178,14 @@ def test_a_failed_distribution_leaves_its_training(
 def test_what_other_code_failed_at_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_by: MakeBy, made: Made
 ) -> None:
-    one = family(tmp_path, [1])
-    folder = next(iter(one.runs))
-    make_by(one, failing, "old")
+    single = family(tmp_path, [1])
+    folder = next(iter(single.runs))
+    make_by(single, failing, "old")
     with monkeypatch.context() as patch:
         patch.setattr(FINGERPRINT, lambda: "old")
         assert is_done(folder)
     assert not is_done(folder)
-    make(one)
+    make(single)
     assert rounds(made) == [0]
     assert RunFolder(folder).is_finished()
     assert why_failed(folder) is None
@@ -208,13 +208,13 @@ def test_what_two_versions_failed_at_is_made_again_by_one(
 
 
 def test_a_failure_that_was_deleted_in_part_does_not_return(tmp_path: Path) -> None:
-    one = family(tmp_path, [1])
-    folder = next(iter(one.runs))
+    single = family(tmp_path, [1])
+    folder = next(iter(single.runs))
     left = folder.with_name(f".{folder.name}.discarded")
     for path in (left, folder):
         path.mkdir(parents=True)
         (path / FAILED).write_text("a fault\n")
-    make(one)
+    make(single)
     assert RunFolder(folder).is_finished()
     assert not left.exists()
 
@@ -248,9 +248,9 @@ def earlier(made_once: Path, tmp_path: Path) -> Path:
 
 def trained(sweep: Sweep, tmp_path: Path) -> Path:
     """Return a finished run of a sweep's only experiment."""
-    (one,) = sweep.experiments
-    bench = open_workbench(one)
-    folder = RunFolder.create(tmp_path / "earlier", one)
+    (experiment,) = sweep.experiments
+    bench = open_workbench(experiment)
+    folder = RunFolder.create(tmp_path / "earlier", experiment)
     sign(folder.path)
     simulate(bench, folder, Observer(), ["knnper", "simulate"])
     return folder.path
@@ -267,9 +267,9 @@ def test_its_training_is_not_made_again(
     expected = figures(swept(sweep, tmp_path / "anew"))
     before = content(earlier)
     made.clear()
-    found = swept(sweep, tmp_path / "out", earlier)
+    rows = swept(sweep, tmp_path / "out", earlier)
     assert rounds(made) == [2, 2]
-    assert figures(found) == expected
+    assert figures(rows) == expected
     assert content(earlier) == before
     # Where all is made the run may be gone.
     shutil.rmtree(earlier)
@@ -510,7 +510,7 @@ def test_runs_of_another_split_are_refused_although_they_ended(
         run_batch(sweep, tmp_path / "out", 1, ignore)
     monkeypatch.setattr(inputs, "make_partition", functools.partial(split_by, 1))
     again = run_batch(sweep, tmp_path / "out", 1, ignore)
-    assert [one.runs for one in again] == [one.runs for one in first]
+    assert [row.runs for row in again] == [row.runs for row in first]
     assert seeds == [2, 1]  # once a call, since both runs have the same split
 
 
@@ -591,12 +591,12 @@ def test_run_names_commit_or_fingerprint(
 def test_what_this_code_failed_at_is_not_tried_again(
     tmp_path: Path, make_by: MakeBy, made: Made
 ) -> None:
-    one = family(tmp_path, [1])
-    make_by(one, failing)
-    make(one)
+    single = family(tmp_path, [1])
+    make_by(single, failing)
+    make(single)
     assert rounds(made) == []
-    shutil.rmtree(next(iter(one.runs)))
-    make(one)
+    shutil.rmtree(next(iter(single.runs)))
+    make(single)
     assert rounds(made) == [0]
 
 
@@ -624,7 +624,7 @@ def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:
             run_batch(on_table(tmp_path, *neighbors), folder, 1, ignore)
     rows(file, "0.0")
     again = run_batch(on_table(tmp_path, 1), folder, 1, ignore)
-    assert [one.runs for one in again] == [one.runs for one in first]
+    assert [row.runs for row in again] == [row.runs for row in first]
 
 
 @pytest.mark.parametrize(

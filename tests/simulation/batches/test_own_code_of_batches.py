@@ -121,7 +121,7 @@ def comparison_file(folder: Path, **changes: Any) -> Path:
 def test_sweep_runs_code_beside_its_file(folder: Path) -> None:
     sweep = read_sweep(sweep_file(folder))
     assert {*sweep.experiments[0].own()} == SECTIONS
-    assert {one.own_code for one in sweep.experiments} == {str(folder)}
+    assert {experiment.own_code for experiment in sweep.experiments} == {str(folder)}
     outcomes = run_batch(sweep, folder / "out", 1, ignore)
     for row in rows_of(sweep, outcomes):
         assert row.estimates["seen.hits_mean"].mean is not None
@@ -150,8 +150,8 @@ def test_comparison_runs_code_beside_its_file(folder: Path) -> None:
 def test_code_is_beside_the_experiment_that_a_sweep_names(folder: Path) -> None:
     write(folder / "experiment.yaml", {"name": "one", **BASE, **METHOD_OF_MINE})
     path = sweep_file(folder / "sweeps", base=None, experiment="../experiment.yaml")
-    (one, _) = read_sweep(path).experiments
-    assert Path(one.own_code or "").resolve() == folder
+    (first, _) = read_sweep(path).experiments
+    assert Path(first.own_code or "").resolve() == folder
     # An experiment without code leaves it to the sweep to bring some.
     plain = {
         "data": {"name": "digits"},
@@ -168,8 +168,8 @@ def test_code_is_beside_the_experiment_that_a_sweep_names(folder: Path) -> None:
         grid={"training.num_rounds": [1]},
         y="accuracy_mean",
     )
-    (one,) = read_sweep(path).experiments
-    assert one.own_code == str(folder)
+    (first,) = read_sweep(path).experiments
+    assert first.own_code == str(folder)
 
 
 def test_code_is_beside_the_comparison_that_is_extended(folder: Path) -> None:

@@ -107,19 +107,19 @@ def test_random_points_are_the_same_again_and_the_first_of_more() -> None:
     many = draw_points(RandomSettings(6, KEYS, seed=7))
     alone = draw_points(RandomSettings(3, {RATE: KEYS[RATE]}, seed=7))
     assert many[:3] == few
-    assert [one[RATE] for one in few] == [one[RATE] for one in alone]
-    assert len({one[RATE] for one in many}) == 6
+    assert [point[RATE] for point in few] == [point[RATE] for point in alone]
+    assert len({point[RATE] for point in many}) == 6
     assert draw_points(RandomSettings(3, KEYS, seed=8)) != few
 
 
 def test_random_points_fill_their_ranges() -> None:
     points = draw_points(RandomSettings(400, KEYS))
-    rates = [math.log10(one[RATE]) for one in points]
+    rates = [math.log10(point[RATE]) for point in points]
     # Uniform on [-3, 0]: mean -1.5, and a third in each order of magnitude.
     assert sum(rates) / 400 == pytest.approx(-1.5, abs=0.15)
     assert sum(rate < -2 for rate in rates) / 400 == pytest.approx(1 / 3, abs=0.1)
-    assert {one[NEIGHBORS] for one in points} == set(range(1, 31))
-    assert {one["method.name"] for one in points} == {"fedavg", "knn_per"}
+    assert {point[NEIGHBORS] for point in points} == set(range(1, 31))
+    assert {point["method.name"] for point in points} == {"fedavg", "knn_per"}
 
 
 @given(low=st.floats(1e-6, 1e3), factor=st.floats(1.001, 1e6), is_log=st.booleans())
@@ -145,8 +145,8 @@ def test_a_key_inside_a_section_that_is_set_may_be_varied(tmp_path: Path) -> Non
         read(tmp_path, override, grid=grid),
     ):
         fractions = [
-            one.partition.settings.unseen_fraction  # type: ignore[attr-defined]
-            for one in sweep.experiments[::2]
+            experiment.partition.settings.unseen_fraction  # type: ignore[attr-defined]
+            for experiment in sweep.experiments[::2]
         ]
         assert fractions == [0.0, 0.5]
 
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_of_every_variant_once(tmp_path: Path) -> None:
     variants = {"a": {"training": {"lost": 1}}, "b": {"method": {"name": "lost"}}}
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, variants=variants)
-    assert [one.place for one in caught.value.problems] == [
+    assert [problem.place for problem in caught.value.problems] == [
         "variants.a: training.lost",
         "variants.b: method.name",
     ]
@@ -268,11 +268,11 @@ def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> 
     grid = {"personalization.num_epochs": [1, 3]}
     rows = {"mean": FEDAVG, "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid}}
     mean, tuned = rows_of(tmp_path, rows=rows)
-    assert [dict(one.values) for one in mean] == [
+    assert [dict(point.values) for point in mean] == [
         {"training.learning_rate": 0.1},
         {"training.learning_rate": 0.01},
     ]
-    assert [tuple(one.values.values()) for one in tuned] == [
+    assert [tuple(point.values.values()) for point in tuned] == [
         (0.1, 1),
         (0.1, 3),
         (0.01, 1),
@@ -291,7 +291,7 @@ def test_candidates_are_experiments(tmp_path: Path) -> None:
         assert (experiment.run.seed, experiment.run.engine) == (seed, "serial")
         assert experiment.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
     experiments = [tuning, *point.runs.values()]
-    assert len({folder_of(one, tmp_path) for one in experiments}) == 3
+    assert len({folder_of(experiment, tmp_path) for experiment in experiments}) == 3
 
 
 def test_the_tuning_may_train_less(tmp_path: Path) -> None:
@@ -303,22 +303,22 @@ def test_the_tuning_may_train_less(tmp_path: Path) -> None:
     assert tuning.training.learning_rate == tested.training.learning_rate == 0.01
     # An override goes before what differs in the tuning.
     (points,) = rows_of(tmp_path, "training.num_rounds=4", tuning_set=shorter)
-    for one in (tuning_of(points[0]), points[0].runs[5]):
-        assert one.training.num_rounds == 4
+    for experiment in (tuning_of(points[0]), points[0].runs[5]):
+        assert experiment.training.num_rounds == 4
 
 
 def test_a_row_that_follows_chooses_its_own_grid_afterwards(tmp_path: Path) -> None:
-    own = {"personalization.num_epochs": [1, 3]}
-    tuned = {"method": {"name": "fedavg_plus"}, "follows": "mean", "grid": own}
-    found = compare(tmp_path, rows={"mean": FEDAVG, "tuned": tuned})
-    assert [*found.to_choose_from({}, following=False)] == ["mean"]
-    best = {"mean": found.variants["mean"][1]}
-    (points,) = found.to_choose_from(best, following=True).values()
-    assert [dict(one.values) for one in points] == [
+    grid = {"personalization.num_epochs": [1, 3]}
+    tuned = {"method": {"name": "fedavg_plus"}, "follows": "mean", "grid": grid}
+    comparison = compare(tmp_path, rows={"mean": FEDAVG, "tuned": tuned})
+    assert [*comparison.to_choose_from({}, following=False)] == ["mean"]
+    best = {"mean": comparison.variants["mean"][1]}
+    (points,) = comparison.to_choose_from(best, following=True).values()
+    assert [dict(point.values) for point in points] == [
         {RATE: 0.01, "personalization.num_epochs": epochs} for epochs in (1, 3)
     ]
     best["tuned"] = points[1]
-    assert found.tested_with(best) == [best["mean"], points[1]]
+    assert comparison.tested_with(best) == [best["mean"], points[1]]
 
 
 @pytest.mark.parametrize("leader", ["none", "tuned"])
@@ -340,21 +340,21 @@ def extending(tmp_path: Path, **document: Any) -> Comparison:
 
 
 def test_a_comparison_says_only_what_it_has_otherwise(tmp_path: Path) -> None:
-    found = extending(
+    comparison = extending(
         tmp_path,
         rows={"tuned": None, "memory": {"method": {"name": "knn_per"}}},
         base={"training": {"batch_size": 4}, "model": {"name": "mlp"}},
         grid={"training.momentum": [0.0, 0.5]},
     )
-    assert (found.name, found.seeds) == ("more", (5, 6))
-    assert [*found.variants] == ["mean", "memory"]
-    values = [dict(one.values) for one in found.variants["memory"]]
+    assert (comparison.name, comparison.seeds) == ("more", (5, 6))
+    assert [*comparison.variants] == ["mean", "memory"]
+    values = [dict(point.values) for point in comparison.variants["memory"]]
     assert values == [
         {RATE: rate, "training.momentum": momentum}
         for rate in (0.1, 0.01)
         for momentum in (0.0, 0.5)
     ]
-    experiment = found.points[0].runs[5]
+    experiment = comparison.points[0].runs[5]
     assert experiment.training.batch_size == 4
     assert experiment.training.num_rounds == 2
     assert experiment.model.name == "mlp"
@@ -400,20 +400,25 @@ def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
         "named": {"method": {"name": "fedem"}, "title": "Three models"},
         "tuned": {"method": {"name": "fedavg"}, "personalization": {"name": "protonn"}},
     }
-    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
-    assert [row[0].variant for row in found] == [*rows, "mean-knn", "named-knn"]
-    assert [row[0].title for row in found[-2:]] == [
+    rows_found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in rows_found] == [*rows, "mean-knn", "named-knn"]
+    assert [row[0].title for row in rows_found[-2:]] == [
         "FedAvg + kNN",
         "Three models + kNN",
     ]
-    assert len(found[-2]) == 4
-    assert tuning_of(found[-2][0]).personalization.name == "knn"
+    assert len(rows_found[-2]) == 4
+    assert tuning_of(rows_found[-2][0]).personalization.name == "knn"
     # kNN-Per is not shown twice.
     wide = {**FEDAVG, "model": {"embedding_dim": 8}, "title": "FedAvg of 8"}
     memory = {"method": {"name": "knn_per"}}
     rows = {"mean": FEDAVG, "memory": memory, "wide": wide}
-    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
-    assert [row[0].variant for row in found] == ["mean", "memory", "wide", "wide-knn"]
+    rows_found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in rows_found] == [
+        "mean",
+        "memory",
+        "wide",
+        "wide-knn",
+    ]
 
 
 def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def made_run(
             {"server_round": number, "train_loss": loss, "seconds": 2.0}
             | {"num_clients": 2, "num_failed": 0, "bytes_down": 8, "bytes_up": 8}
         )
-    folder.distributed.append(STATE, {one.client: one for one in results})
+    folder.distributed.append(STATE, {result.client: result for result in results})
     folder.write_clients_csv(results, metrics)
     experiment = {
         "name": "made",
@@ -82,7 +82,7 @@ def made_run(
         "training": settings,
         "method": {"name": method},
         "personalization": {"name": on_top},
-        "run": {"seed": seed, "metrics": [{"name": one} for one in metrics]},
+        "run": {"seed": seed, "metrics": [{"name": metric} for metric in metrics]},
     }
     training = training_summary(folder.rounds(), results)
     folder.write_results(

@@ -36,17 +36,17 @@ from tests.simulation.reporting.made_runs import client_result, made_run
 def paths(tmp_path: Path) -> list[Path]:
     """Return two seeds of one setup, with clients that have no test examples."""
     clients = {seed: [client_result(n, seed) for n in range(40)] for seed in (0, 1)}
-    assert any(one.personal.num_examples == 0 for one in clients[0])
+    assert any(client.personal.num_examples == 0 for client in clients[0])
     return [
-        made_run(tmp_path / str(seed), found, seed=seed)
-        for seed, found in clients.items()
+        made_run(tmp_path / str(seed), results, seed=seed)
+        for seed, results in clients.items()
     ]
 
 
 @pytest.fixture
 def setup(paths: list[Path]) -> Setup:
-    (found,) = setups_of(map(load_run, paths))
-    return found
+    (only_setup,) = setups_of(map(load_run, paths))
+    return only_setup
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def test_scatter(setup: Setup, rows: list[dict[str, str]]) -> None:
     assert scatter.points == Counter(
         (group, *pair) for group, pair in zip(seen, pairs, strict=True)
     )
-    assert scatter.num_better == sum(own > other for other, own in pairs) > 0
-    assert scatter.num_equal == sum(own == other for other, own in pairs) > 0
-    assert scatter.num_worse == sum(own < other for other, own in pairs) > 0
+    assert scatter.num_better == sum(personal > other for other, personal in pairs) > 0
+    assert scatter.num_equal == sum(personal == other for other, personal in pairs) > 0
+    assert scatter.num_worse == sum(personal < other for other, personal in pairs) > 0
 
 
 @pytest.mark.integration
@@ -92,9 +92,9 @@ def test_of_many_clients_a_sample_is_drawn(
     )
     assert cut.verdict == whole.verdict, "all are counted"
     (section,) = (
-        one
-        for one in draw_sections([setup], table_of([setup]))
-        if one.name == "clients"
+        client
+        for client in draw_sections([setup], table_of([setup]))
+        if client.name == "clients"
     )
     assert section.text.endswith(
         f"Drawn are 15 of the {len(rows)} clients of kNN-Per: a sample by the SHA-256 "
@@ -110,23 +110,23 @@ def test_of_many_clients_a_sample_is_drawn(
 def test_size_classes(setup: Setup, rows: list[dict[str, str]]) -> None:
     classes = client_charts.size_classes(clients_of_setup(setup))
     assert 2 <= len(classes) <= 6
-    assert sum(one.num_clients for one in classes) == len(rows)
+    assert sum(size_class.num_clients for size_class in classes) == len(rows)
     for before, after in itertools.pairwise(classes):
         assert before.largest < after.smallest
-    for one in classes:
+    for size_class in classes:
         inside = [
             row
             for row in rows
-            if one.smallest <= float(row["num_stored"]) <= one.largest
+            if size_class.smallest <= float(row["num_stored"]) <= size_class.largest
         ]
-        assert one.num_clients == len(inside)
+        assert size_class.num_clients == len(inside)
         num_test = sum(int(row["num_test"]) for row in inside)
-        for found, column in (
-            (one.accuracy, "accuracy"),
-            (one.accuracy_global, "accuracy_global"),
+        for drawn_values, column in (
+            (size_class.accuracy, "accuracy"),
+            (size_class.accuracy_global, "accuracy_global"),
         ):
             right = sum(float(row[column]) * int(row["num_test"]) for row in inside)
-            assert found == pytest.approx(right / num_test)
+            assert drawn_values == pytest.approx(right / num_test)
 
 
 def test_memories_of_one_size_are_not_parted(setup: Setup) -> None:
@@ -159,20 +159,28 @@ def test_reliability(setup: Setup, paths: list[Path]) -> None:
     panels = reliability.panels_of([setup])
     assert [panel.group for panel in panels] == ["seen", "unseen"]
     for panel in panels:
-        group = [one for one in lines if one["seen"] == (panel.group == "seen")]
-        for found, key in (
+        group = [line for line in lines if line["seen"] == (panel.group == "seen")]
+        for drawn_bins, key in (
             (panel.personal, "personal"),
             (panel.reference, "reference"),
         ):
-            assert found is not None
-            assert sum(found.counts) == sum(one[key]["num_examples"] for one in group)
-            assert found.counts == plain_bins(group, key, "bin_counts")
+            assert drawn_bins is not None
+            assert sum(drawn_bins.counts) == sum(
+                line[key]["num_examples"] for line in group
+            )
+            assert drawn_bins.counts == plain_bins(group, key, "bin_counts")
             right = plain_bins(group, key, "bin_correct")
             sure = plain_bins(group, key, "bin_confidence")
-            assert found.accuracy == pytest.approx(divided(right, found.counts))
-            assert found.confidence == pytest.approx(divided(sure, found.counts))
+            assert drawn_bins.accuracy == pytest.approx(
+                divided(right, drawn_bins.counts)
+            )
+            assert drawn_bins.confidence == pytest.approx(
+                divided(sure, drawn_bins.counts)
+            )
             gaps = sum(abs(a - b) for a, b in zip(right, sure, strict=True))
-            assert found.calibration_error == pytest.approx(gaps / sum(found.counts))
+            assert drawn_bins.calibration_error == pytest.approx(
+                gaps / sum(drawn_bins.counts)
+            )
 
 
 def plain_bins(group: list[dict[str, Any]], key: str, name: str) -> tuple[Any, ...]:
@@ -180,13 +188,13 @@ def plain_bins(group: list[dict[str, Any]], key: str, name: str) -> tuple[Any, .
     held = [
         place
         for place in range(15)
-        if any(one[key]["bin_counts"][place] for one in group)
+        if any(line[key]["bin_counts"][place] for line in group)
     ]
-    return tuple(sum(one[key][name][place] for one in group) for place in held)
+    return tuple(sum(line[key][name][place] for line in group) for place in held)
 
 
 def divided(sums: tuple[Any, ...], counts: tuple[int, ...]) -> list[float]:
-    return [one / count for one, count in zip(sums, counts, strict=True)]
+    return [total / count for total, count in zip(sums, counts, strict=True)]
 
 
 def test_what_the_runs_lack_is_not_drawn(tmp_path: Path) -> None:
@@ -260,8 +268,11 @@ def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
         made_run(tmp_path / "b", method="fedavg", losses=[2.0, 1.0]),
         made_run(tmp_path / "c", method="local", losses=[2.0, 0.0]),
     ]
-    found = curves.learning_curves(setups(*paths), "train_loss")
-    assert [curve.labels for curve in found] == [("kNN-Per", "FedAvg"), ("Local",)]
+    drawn_curves = curves.learning_curves(setups(*paths), "train_loss")
+    assert [curve.labels for curve in drawn_curves] == [
+        ("kNN-Per", "FedAvg"),
+        ("Local",),
+    ]
 
 
 def test_own_models_are_drawn_beside_the_global_one(tmp_path: Path) -> None:
@@ -270,17 +281,17 @@ def test_own_models_are_drawn_beside_the_global_one(tmp_path: Path) -> None:
         made_run(tmp_path / name, method=method, losses=[])
         for name, method in zip(chosen, ("knn_per", "fedavg", "local"), strict=True)
     ]
-    for path, own in zip(paths, (0.75, 0.5, None), strict=True):
+    for path, accuracy in zip(paths, (0.75, 0.5, None), strict=True):
         figures: dict[str, Any] = {"server_round": 2, "validation_accuracy": 0.5}
-        if own is not None:
-            figures["validation_accuracy_personal"] = own
+        if accuracy is not None:
+            figures["validation_accuracy_personal"] = accuracy
         RunFolder(path).append_round(figures)
-    found = [
+    drawn_curves = [
         (curve.labels, curve.mean, curve.setup, curve.is_dashed)
         for curve in curves.validation_curves(setups(*paths))
     ]
     shared = ("kNN-Per, unpersonalised", "Local, unpersonalised")
-    assert found == [
+    assert drawn_curves == [
         (("kNN-Per",), [0.75], "kNN-Per", False),
         (("FedAvg",), [0.5], "FedAvg", False),
         (shared, [0.5], "kNN-Per", True),

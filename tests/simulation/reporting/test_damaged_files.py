@@ -56,7 +56,11 @@ def read_documents(folder: Path) -> None:
     run = load_run(folder)
     for group in ("seen", "unseen", "all"):
         figures = run.figures(group)
-        sum(one for one in (figures["num_clients"], figures["accuracy_mean"]) if one)
+        sum(
+            figure
+            for figure in (figures["num_clients"], figures["accuracy_mean"])
+            if figure
+        )
     for record in run.folder.rounds():
         float(record["server_round"] + (record.get("train_loss") or 0.0))
     counts = read_label_counts(folder)
@@ -185,7 +189,7 @@ def test_report_names_the_damaged_file_in_one_line(tmp_path: Path) -> None:
                 [*command], capture_output=True, text=True, check=False
             )
             assert ended.returncode == 1, ended.stderr
-            lines = [one for one in ended.stderr.splitlines() if one]
+            lines = [line for line in ended.stderr.splitlines() if line]
             assert len(lines) == 1, ended.stderr
             assert lines[0].startswith("Error: ")
             assert name in lines[0]

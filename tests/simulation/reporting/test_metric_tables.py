@@ -59,7 +59,7 @@ def seen(run: Path) -> list[dict[str, str]]:
 
 
 def share(pairs: Sequence[tuple[float, float]]) -> float:
-    return fmean(one > other for one, other in pairs)
+    return fmean(first > second for first, second in pairs)
 
 
 def test_a_table_of_a_loss_by_hand(runs: list[Path]) -> None:
@@ -69,30 +69,31 @@ def test_a_table_of_a_loss_by_hand(runs: list[Path]) -> None:
         if row.group != "seen" or row.is_reference:
             continue
         clients = seen(runs[row.setup == "kNN-Per"])
-        own, reference, sizes = (
-            [float(one[name]) for one in clients]
+        personal, reference, sizes = (
+            [float(client[name]) for client in clients]
             for name in ("log_loss", "log_loss_global", "num_test")
         )
         total = sum(sizes)
         means = [
-            sum(map(float.__mul__, one, sizes)) / total for one in (own, reference)
+            sum(map(float.__mul__, values, sizes)) / total
+            for values in (personal, reference)
         ]
-        figures = {name: one.mean for name, one in row.figures.items()}
+        figures = {name: value.mean for name, value in row.figures.items()}
         assert figures["average"] == pytest.approx(means[0])
         assert figures["gain"] == pytest.approx(means[1] - means[0])
         # Of 7 to 9 clients the bottom decile is the worst: the largest loss.
-        assert figures["bottom_decile"] == figures["worst"] == max(own)
-        degraded = share(list(zip(own, reference, strict=True)))
+        assert figures["bottom_decile"] == figures["worst"] == max(personal)
+        degraded = share(list(zip(personal, reference, strict=True)))
         assert figures["fraction_degraded"] == pytest.approx(degraded)
         assert row.text("average") == f"{means[0]:.3f}"
         assert row.text("fraction_degraded") == f"{100 * degraded:.1f}"
 
 
 def test_degraded_against_fedavg_by_hand(runs: list[Path]) -> None:
-    fedavg, own = (
+    fedavg, personal = (
         {one["client"]: float(one["macro_f1"]) for one in seen(run)} for run in runs
     )
-    expected = share([(fedavg[name], own[name]) for name in own])
+    expected = share([(fedavg[name], personal[name]) for name in personal])
     (chapter,) = report_of(runs).chapters
     (row,) = (
         one
@@ -125,9 +126,9 @@ def test_the_command_shows_one(runs: list[Path]) -> None:
     rows = json.loads(invoke(*runs, "--json", "--metric", "macro_f1").stdout)
     assert {row["metric"] for row in rows} == {"macro_f1"}
     assert "average log-loss" in invoke(*runs, "--metric", "log_loss").stdout
-    found = invoke(*runs, "--metric", "auroc")
-    assert found.exit_code == 2
-    assert "accuracy, macro_f1, log_loss" in " ".join(found.output.split())
+    result = invoke(*runs, "--metric", "auroc")
+    assert result.exit_code == 2
+    assert "accuracy, macro_f1, log_loss" in " ".join(result.output.split())
 
 
 NAMED = {**BASE, "run": {"metrics": ["macro_f1", "ece"]}}
@@ -141,9 +142,9 @@ def test_a_sweep_shows_and_chooses_by_one(tmp_path: Path) -> None:
     assert "unseen.global.macro_f1_bottom_decile" in columns
 
     def row(neighbors: int, error: float) -> PointRow:
-        found = {one: estimate([0.5, 0.5]) for one in columns}
-        found["seen.ece_mean"] = estimate([error, error])
-        return PointRow("alone", "alone", {NEIGHBORS: neighbors}, 2, 0, found)
+        estimates = {column: estimate([0.5, 0.5]) for column in columns}
+        estimates["seen.ece_mean"] = estimate([error, error])
+        return PointRow("alone", "alone", {NEIGHBORS: neighbors}, 2, 0, estimates)
 
     rows = [row(1, 0.25), row(5, 0.125)]
     assert best_points(sweep, rows) == [rows[1]]
@@ -152,9 +153,9 @@ def test_a_sweep_shows_and_chooses_by_one(tmp_path: Path) -> None:
     assert header[-2] == "calibration error, degraded vs global"
     assert (first[1], first[-2]) == ("25.0", "50.0")
     assert label_of("global.macro_f1_worst") == "global model's macro-F1, worst client"
-    assert [is_percent(f"log_loss_{one}") for one in ("std", "fraction_degraded")] == [
-        *(False, True)
-    ]
+    assert [
+        is_percent(f"log_loss_{figure}") for figure in ("std", "fraction_degraded")
+    ] == [*(False, True)]
 
 
 @pytest.mark.integration
@@ -174,10 +175,10 @@ def test_a_comparison_tunes_and_shows_one(
     # The smaller loss is the better one.
     assert fast.score < slow.score
     assert outcomes[0].point is fast.point
-    found = rows_of(comparison, outcomes)
-    table = table_of(comparison, found)
+    compared = rows_of(comparison, outcomes)
+    table = table_of(comparison, compared)
     assert table.header[:2] == ("method", "seen log-loss")
-    (document,) = documents_of(comparison, outcomes, found)
+    (document,) = documents_of(comparison, outcomes, compared)
     average = document["seen"]["average"]["mean"]
     assert table.rows[0][1] == f"{average:.4g}"
     assert document["seen"]["fraction_degraded"]["mean"] == 0.0

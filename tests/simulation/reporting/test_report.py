@@ -61,23 +61,25 @@ def page(html: str) -> Page:
 def test_every_section_is_there(report: Report, page: Page) -> None:
     assert all(section.picture for section in report.sections)
     assert len(page.all("svg")) == len(report.sections) == 7
-    ids = {one.get("id") for _, one in page.elements}
+    ids = {attributes.get("id") for _, attributes in page.elements}
     assert {section.name for section in report.sections} < ids
     assert {"table", "departures", "repeat"} < ids
 
 
 def test_ids_are_unique_and_references_lead_somewhere(page: Page) -> None:
-    ids = Counter(str(one["id"]) for _, one in page.elements if "id" in one)
+    ids = Counter(
+        str(attributes["id"]) for _, attributes in page.elements if "id" in attributes
+    )
     assert set(ids.values()) == {1}
     links = [
-        str(one.get("href"))
-        for tag, one in page.elements
-        if "href" in one and tag != "image"
+        str(attributes.get("href"))
+        for tag, attributes in page.elements
+        if "href" in attributes and tag != "image"
     ]
     links += [
         value.split("url(")[1].split(")")[0]
-        for _, one in page.elements
-        for value in map(str, one.values())
+        for _, attributes in page.elements
+        for value in map(str, attributes.values())
         if "url(" in value
     ]
     assert links
@@ -91,22 +93,28 @@ def test_nothing_is_fetched(html: str, page: Page) -> None:
     assert not {"script", "link", "iframe", "object", "img"} & {
         tag for tag, _ in page.elements
     }
-    pictures = [str(one["href"]) for one in page.all("image")]
+    pictures = [str(attributes["href"]) for attributes in page.all("image")]
     assert pictures
-    assert all(one.startswith("data:image/png;base64,") for one in pictures)
-    (policy,) = [one for one in page.all("meta") if "http-equiv" in one]
+    assert all(address.startswith("data:image/png;base64,") for address in pictures)
+    (policy,) = [
+        attributes for attributes in page.all("meta") if "http-equiv" in attributes
+    ]
     assert str(policy["content"]).startswith("default-src 'none'")
 
 
 def test_images_have_alternatives_and_tables_headers(
     report: Report, page: Page, html: str
 ) -> None:
-    told = [one["aria-label"] for one in page.all("svg")]
-    assert told == [one.picture.alternative for one in report.sections if one.picture]
-    assert all(one["role"] == "img" for one in page.all("svg"))
+    labels = [attributes["aria-label"] for attributes in page.all("svg")]
+    assert labels == [
+        section.picture.alternative for section in report.sections if section.picture
+    ]
+    assert all(attributes["role"] == "img" for attributes in page.all("svg"))
     # Both groups of clients, whom each of three setups serves worst, what departs.
     assert len(page.all("table")) == len(page.all("caption")) == 6
-    assert all(one.get("scope") in ("row", "col") for one in page.all("th"))
+    assert all(
+        attributes.get("scope") in ("row", "col") for attributes in page.all("th")
+    )
     # Names are escaped.
     assert "a<b>" not in html
     assert f"{WEIRD}01" in page.text
@@ -158,9 +166,9 @@ def test_markdown_says_the_same(report: Report) -> None:
         assert markdown_text(section.picture.alternative) in text
         assert section.text in text
     assert "| kNN-Per, rate 1 | " in text
-    for one in report.repetitions:
-        assert all(f"\n    {command}\n" in text for command in one["commands"])
-        assert f"\n{textwrap.indent(one['experiment'], '    ')}\n" in text
+    for repetition in report.repetitions:
+        assert all(f"\n    {command}\n" in text for command in repetition["commands"])
+        assert f"\n{textwrap.indent(repetition['experiment'], '    ')}\n" in text
     # Names are no HTML.
     assert "a<b>" not in text
     linked = as_markdown_report(report, Path("figures"))
@@ -185,7 +193,7 @@ def test_charts_become_files(report: Report, tmp_path: Path) -> None:
 def test_with_many_setups_the_best_are_drawn(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / str(n), rate=n, seed=0) for n in range(10)]
     report = report_of(paths)
-    weights = next(one for one in report.sections if one.name == "weights")
+    weights = next(section for section in report.sections if section.name == "weights")
     assert weights.picture is not None
     assert len(weights.picture.figure.axes) == 8
     assert "At most 8 of the 10 setups are drawn" in weights.text
@@ -325,24 +333,27 @@ def test_each_data_set_and_partition_has_a_table(tmp_path: Path) -> None:
 def test_how_much_unseen_clients_learn_from_is_no_other_data(tmp_path: Path) -> None:
     """They are tested on the same, as a sweep of the capacity does."""
     paths = [
-        run(tmp_path / str(one), partition={**DIRICHLET, "unseen_train_fraction": one})
-        for one in (0.5, 1.0)
+        run(
+            tmp_path / str(fraction),
+            partition={**DIRICHLET, "unseen_train_fraction": fraction},
+        )
+        for fraction in (0.5, 1.0)
     ]
     assert tables(*paths) == [["0.5", "1.0"]]
     (part,) = report_of(paths).chapters
     assert "capacity" not in part.over.title
     (half, *_) = report_of(paths[:1]).chapters
     assert "capacity 0.5" in half.over.title
-    assert all("unseen_train_fraction" in one.label for one in part.setups)
+    assert all("unseen_train_fraction" in setup.label for setup in part.setups)
 
 
 def test_the_same_content_is_the_same_data_wherever_it_is(tmp_path: Path) -> None:
-    here, there = ({"name": "cifar10", "root": root} for root in ("here", "there"))
+    first, second = ({"name": "cifar10", "root": root} for root in ("here", "there"))
     paths = [
-        run(tmp_path / "a", here, content="1" * 64),
-        run(tmp_path / "moved", there, content="1" * 64),
-        run(tmp_path / "not known", here),
-        run(tmp_path / "changed", here, content="2" * 64),
+        run(tmp_path / "a", first, content="1" * 64),
+        run(tmp_path / "moved", second, content="1" * 64),
+        run(tmp_path / "not known", first),
+        run(tmp_path / "changed", first, content="2" * 64),
     ]
     assert tables(*paths) == [["a", "moved", "not known"], ["changed"]]
     titles = [over.title for over, _ in by_data([*map(load_run, paths)])]
@@ -376,9 +387,11 @@ def test_a_page_keeps_them_apart(two: list[Path], tmp_path: Path) -> None:
     report = report_of(two)
     html = as_html(report)
     page = Page(html)
-    (said,) = report.remarks
-    assert said in page.text
-    ids = [str(one["id"]) for _, one in page.elements if "id" in one]
+    (remark,) = report.remarks
+    assert remark in page.text
+    ids = [
+        str(attributes["id"]) for _, attributes in page.elements if "id" in attributes
+    ]
     assert len(ids) == len(set(ids))
     first, second = html.split('id="part-2"')
     assert first.count("<caption>Seen clients") == 1
@@ -392,9 +405,9 @@ def test_a_page_keeps_them_apart(two: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_command_keeps_them_apart(two: list[Path]) -> None:
-    made = CliRunner().invoke(app, ["report", *map(str, two), "--json"])
-    rows = json.loads(made.stdout)
-    assert {(one["runs"][0], one["data"]) for one in rows} == {
+    result = CliRunner().invoke(app, ["report", *map(str, two), "--json"])
+    rows = json.loads(result.stdout)
+    assert {(row["runs"][0], row["data"]) for row in rows} == {
         ("a", "Digits"),
         ("b", "Synthetic mixture (num_users 12)"),
     }

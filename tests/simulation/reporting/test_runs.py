@@ -34,8 +34,8 @@ def group(personal: float, reference: float, num_clients: int = 4) -> dict[str, 
             "fraction_degraded": hurt,
         }
 
-    own = figures(personal, 0.0 if personal == reference else 0.25)
-    return {**own, "global": figures(reference, 0.0)}
+    shown = figures(personal, 0.0 if personal == reference else 0.25)
+    return {**shown, "global": figures(reference, 0.0)}
 
 
 def run(
@@ -130,16 +130,16 @@ def test_a_global_model_has_one_name_in_all_groups() -> None:
     )
     names = [f"FedAvg of kNN-Per ({name})" for name in "ab"]
     for which in ("seen", "unseen"):
-        found = [row for row in rows if row.group == which and row.is_reference]
-        assert [row.label for row in found] == names
-        assert [row.runs for row in found] == [("a",), ("b",)]
+        references = [row for row in rows if row.group == which and row.is_reference]
+        assert [row.label for row in references] == names
+        assert [row.runs for row in references] == [("a",), ("b",)]
 
 
 def test_models_of_other_states_are_not_the_same() -> None:
     runs = [run("knn_per", 0.8, 0.6, "a"), run("fedavg_plus", 0.7, 0.6, "b")]
-    same = table(*(with_state(one, "1") for one in runs))
+    same = table(*(with_state(finished, "1") for finished in runs))
     assert [row.label for row in same] == ["FedAvg", "kNN-Per", "FedAvg+"]
-    other = table(*(with_state(one, one.name) for one in runs))
+    other = table(*(with_state(finished, finished.name) for finished in runs))
     assert [row.label for row in other if row.is_reference] == [
         "FedAvg of kNN-Per",
         "FedAvg of FedAvg+",
@@ -162,22 +162,29 @@ def test_figures_are_means_over_the_seeds(tmp_path: Path) -> None:
         for seed in (0, 1, 2)
     }
     runs = [
-        load_run(made_run(tmp_path / str(seed), found, seed=seed))
-        for seed, found in clients.items()
+        load_run(made_run(tmp_path / str(seed), results, seed=seed))
+        for seed, results in clients.items()
     ]
     rows = {(row.label, row.group): row for row in table(*runs)}
     groups = [
-        summarise([one for one in found if not one.seen]) for found in clients.values()
+        summarise([result for result in results if not result.seen])
+        for results in clients.values()
     ]
     for label, summaries in (
-        ("kNN-Per", [one.personal for one in groups]),
-        ("FedAvg", [one.reference for one in groups]),
+        ("kNN-Per", [summary.personal for summary in groups]),
+        ("FedAvg", [summary.reference for summary in groups]),
     ):
         figures = rows[label, "unseen"].figures
-        assert figures["worst"] == estimate(one.accuracy_worst for one in summaries)
-        assert figures["ece"] == estimate(one.ece for one in summaries)
-        assert figures["log_loss"] == estimate(one.log_loss for one in summaries)
-        assert figures["mean"] == estimate(one.accuracy_mean for one in summaries)
+        assert figures["worst"] == estimate(
+            summary.accuracy_worst for summary in summaries
+        )
+        assert figures["ece"] == estimate(summary.ece for summary in summaries)
+        assert figures["log_loss"] == estimate(
+            summary.log_loss for summary in summaries
+        )
+        assert figures["mean"] == estimate(
+            summary.accuracy_mean for summary in summaries
+        )
 
 
 def labels(*paths: Path) -> list[str]:
@@ -248,13 +255,15 @@ def test_a_run_named_twice_is_one(
 def test_a_label_tells_what_departs(
     tmp_path: Path, settings: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    paths = [made_run(tmp_path / str(n), **one) for n, one in enumerate(settings)]
+    paths = [
+        made_run(tmp_path / str(n), **changes) for n, changes in enumerate(settings)
+    ]
     assert labels(*paths) == expected
 
 
 def test_runs_of_one_name_are_told_apart_by_their_place(tmp_path: Path) -> None:
     places = [tmp_path / "x", tmp_path / "more" / "x"]
-    paths = [made_run(one, a=n, b=n, c=n, d=n) for n, one in enumerate(places)]
+    paths = [made_run(place, a=n, b=n, c=n, d=n) for n, place in enumerate(places)]
     assert labels(*paths) == [f"kNN-Per ({path})" for path in paths]
 
 
@@ -289,7 +298,7 @@ def test_a_run_that_is_none_not_done_or_damaged(tmp_path: Path) -> None:
 def test_a_folder_of_runs_has_the_best_kind_first(tmp_path: Path) -> None:
     bad = [client_result(1, num_test=8)] * 2
     good = [client_result(number, num_test=1) for number in range(1, 40)]
-    right = [one for one in good if one.personal.num_correct == 1]
+    right = [client for client in good if client.personal.num_correct == 1]
     made_run(tmp_path / "runs" / "a", bad, seed=0, learning_rate=1.0)
     made_run(tmp_path / "runs" / "b", right, seed=0, learning_rate=0.1)
     made_run(tmp_path / "runs" / "c", bad, seed=1, learning_rate=0.1)
@@ -320,9 +329,13 @@ def test_runs_that_tuned_are_left_out_of_a_comparison(tmp_path: Path) -> None:
 
 def test_estimates_by_hand() -> None:
     # s = 0.1, and Student's table has 4.3027 for 2 degrees of freedom.
-    found = estimate([0.8, 0.9, 0.7])
-    assert (found.mean, found.std, found.count) == pytest.approx((0.8, 0.1, 3))
-    assert found.half_width == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
+    estimated = estimate([0.8, 0.9, 0.7])
+    assert (estimated.mean, estimated.std, estimated.count) == pytest.approx(
+        (0.8, 0.1, 3)
+    )
+    assert estimated.half_width == pytest.approx(
+        4.302653 * 0.1 / math.sqrt(3), rel=1e-6
+    )
     # s = √2, s / √2 = 1, and Student's table has 12.706 for 1 degree of freedom.
     assert estimate([1.0, 3.0]).half_width == pytest.approx(12.7062, rel=1e-5)
     # One value has no interval.

@@ -66,24 +66,24 @@ def test_gain_is_told_where_there_is_a_model_to_compare_with(
 
 
 def test_group_of_one_client_is_singular() -> None:
-    made = run("knn_per", 0.8, 0.6)
-    results = {**made.results, "unseen": group(0.7, 0.5, num_clients=1)}
+    finished = run("knn_per", 0.8, 0.6)
+    results = {**finished.results, "unseen": group(0.7, 0.5, num_clients=1)}
     unseen = verdict(FinishedRun(Path("demo"), results))[1]
     assert unseen.endswith("; none of 1 client is worse off.")
 
 
 def test_clients_without_errors_are_not_named_lowest(tmp_path: Path) -> None:
     lines = ["right,true,8,1.0,1.0", "ward,true,4,0.75,0.5"]
-    made = with_clients(run("knn_per", 0.9, 0.8), tmp_path / "a", lines)
-    assert verdict(made)[-1].startswith("Lowest accuracy: ward (75.0 %")
-    assert "right" not in verdict(made)[-1]
-    made = with_clients(run("knn_per", 0.9, 0.8), tmp_path / "b", lines[:1])
-    assert not any(line.startswith("Lowest") for line in verdict(made))
+    finished = with_clients(run("knn_per", 0.9, 0.8), tmp_path / "a", lines)
+    assert verdict(finished)[-1].startswith("Lowest accuracy: ward (75.0 %")
+    assert "right" not in verdict(finished)[-1]
+    finished = with_clients(run("knn_per", 0.9, 0.8), tmp_path / "b", lines[:1])
+    assert not any(line.startswith("Lowest") for line in verdict(finished))
 
 
 def test_unseen_clients_have_a_sentence() -> None:
-    made = run("knn_per", 0.8, 0.6)
-    results = {**made.results, "unseen": group(0.7, 0.5, num_clients=8)}
+    finished = run("knn_per", 0.8, 0.6)
+    results = {**finished.results, "unseen": group(0.7, 0.5, num_clients=8)}
     sentences = verdict(FinishedRun(Path("demo"), results))
     assert sentences[1] == (
         "Unseen clients: 70.0 %, 20.0 points more than FedAvg; 2 of 8 clients are "
@@ -94,11 +94,11 @@ def test_unseen_clients_have_a_sentence() -> None:
 def test_second_setup_is_compared_seed_by_seed() -> None:
     runs = [
         run(method, accuracy, 0.5, f"{method}-{seed}", seed)
-        for method, found in (
+        for method, expected in (
             ("knn_per", (0.8, 0.7, 0.9)),
             ("fedavg_plus", (0.7, 0.6, 0.8)),
         )
-        for seed, accuracy in enumerate(found)
+        for seed, accuracy in enumerate(expected)
     ]
     first, second = verdict(*runs)
     # The differences to 0.5 are 0.3, 0.2 and 0.4: t = 4.303, s = 0.1.
@@ -113,7 +113,8 @@ def test_second_setup_is_compared_seed_by_seed() -> None:
 
 def test_few_seeds_are_marked() -> None:
     runs = [
-        run("knn_per", own, 0.5, str(seed), seed) for seed, own in ((0, 0.9), (1, 0.5))
+        run("knn_per", accuracy, 0.5, str(seed), seed)
+        for seed, accuracy in ((0, 0.9), (1, 0.5))
     ]
     _, caution = verdict(*runs)
     assert caution.startswith("Two seeds are too few")
@@ -133,12 +134,12 @@ def test_clients_that_lose_most_are_named_before_the_lowest(tmp_path: Path) -> N
         "one,true,1,0.0,0.0",
         "good,true,9,1.0,0.5",
     ]
-    made = with_clients(run("knn_per", 0.7, 0.6), tmp_path / "a", lines)
-    assert verdict(made)[-1] == (
+    finished = with_clients(run("knn_per", 0.7, 0.6), tmp_path / "a", lines)
+    assert verdict(finished)[-1] == (
         "Loses most: zoë (25.0 % of 8 examples, global model 100.0 %); ward (75.0 % of "
         "4 examples, global model 100.0 %)."
     )
-    (setup,) = setups_of([made])
+    (setup,) = setups_of([finished])
     table = worst_table(setup)
     assert table is not None
     assert [(row[0], row[1], row[-2], row[-1]) for row in table.rows] == [
@@ -215,6 +216,6 @@ def test_the_command_takes_a_label_for_each_run(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, command)
     assert wrong.exit_code == 2
     assert "found 1 label for 2 RUNs" in " ".join(wrong.stderr.split())
-    made = CliRunner().invoke(app, [*command, "--label", "fast", "--json"])
-    assert '"label": "fast"' in made.stdout
-    assert '"label": "slow"' in made.stdout
+    result = CliRunner().invoke(app, [*command, "--label", "fast", "--json"])
+    assert '"label": "fast"' in result.stdout
+    assert '"label": "slow"' in result.stdout

@@ -264,7 +264,7 @@ def test_a_site_may_keep_its_loss_to_itself() -> None:
     assert str(sent.train_loss) not in flatten(filtered).layout
 
 
-def test_a_training_that_diverged_is_said_to_have() -> None:
+def test_diverged_training_is_reported() -> None:
     method = compressed()
 
     def diverged(*_: Any) -> Any:

@@ -74,7 +74,7 @@ class TestClassWeights:
         assert bare == evaluate(predictor, data)
         assert bare.accuracy == 2 / 4
 
-    def test_labels_that_nobody_is_tested_on_give_no_accuracy(self) -> None:
+    def test_labels_without_test_examples_give_no_accuracy(self) -> None:
         weights = torch.tensor([0.0, 1.0], dtype=torch.float64)
         counts = score(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), weights)
         assert counts.weight_sum == 0

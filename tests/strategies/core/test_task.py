@@ -117,7 +117,7 @@ def test_clients_get_other_examples() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (99, 9)])
-def test_so_many_are_taken(count: int, expected: int) -> None:
+def test_proxy_sample_has_the_set_size(count: int, expected: int) -> None:
     proxy = noisy(9, 0, seed=2).train
     task = replace(normed_task(), proxy=lambda: proxy)
     sample = draw_sample(task, 1000, RandomKey(1))
@@ -215,7 +215,7 @@ class Computer:
         return torch.full((4, 2), float(self.num_calls))
 
 
-def test_content_is_computed_once_and_other_content_anew() -> None:
+def test_embeddings_are_computed_once_per_content() -> None:
     kept, compute, weights = KeptEmbeddings(), Computer(), WEIGHTS.clone()
     first = kept.embed(weights, IMAGES, compute)
     assert torch.equal(kept.embed(WEIGHTS.clone(), IMAGES.clone(), compute), first)

@@ -234,7 +234,7 @@ def test_length_of_the_training(
         ([1.0, 1.0, 2.0] + [0.0] * 5 + [9.0] * 2, (4, 16 / 6)),
     ],
 )
-def test_what_was_trained_on_is_told(
+def test_callback_reports_what_was_trained_on(
     monkeypatch: pytest.MonkeyPatch,
     weights: list[float] | None,
     expected: tuple[int, float],
