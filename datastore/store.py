@@ -56,6 +56,8 @@ from knnper.seeding import RandomKey
 
 # Raw inputs that are embedded, and written, together.
 AT_ONCE = 256
+# Names of examples that are kept in memory, some megabytes.
+MAX_NAMES = 100_000
 # Fingerprint of the model of a store that ends before the model, so is not compared.
 UNNAMED = "unnamed"
 # Names in a store's folder: the database, the folder of the saved index, the lock.
@@ -97,6 +99,9 @@ class StoreReader:
         self._rows = rows
         self._live = live
         self._expected_model = fingerprint
+        # The owner's names by id, as far as they were read. An id belongs to one
+        # example for ever, so an entry never becomes wrong.
+        self._names = dict[int, str | None]()
         self._resources = resources or contextlib.ExitStack()
         # Of a `Store`: one change, and one re-embedding, at a time.
         self._changing = threading.RLock()
@@ -183,16 +188,23 @@ class StoreReader:
             require_embeddings("queries", queries, view.version.embedding_dim)
             neighbors = view.search(queries, num_neighbors)
             if with_names:
-                names = self._names_of(neighbors.ids)
+                names = self._names_of(neighbors.ids.numpy())
                 neighbors = replace(neighbors, names=names)
         return neighbors
 
-    def _names_of(self, ids: Tensor) -> list[list[str | None]]:
-        """Read the names of stored ids, in the same shape (m, k)."""
-        unique, positions = np.unique(ids.numpy(), return_inverse=True)
-        names = np.array(self._rows.external_ids(unique), dtype=object)
-        in_rows: list[list[str | None]] = names[positions].reshape(ids.shape).tolist()
-        return in_rows
+    def _names_of(self, ids: Ids) -> list[list[str | None]]:
+        """Return the names of stored ids (m, k), each read from the database once."""
+        if len(self._names) > MAX_NAMES:
+            self._names = {}
+        # `Store.delete` of another thread may replace the dictionary.
+        known = self._names
+        rows = ids.tolist()
+        unknown = {example for row in rows for example in row} - known.keys()
+        if unknown:
+            queried = np.array(sorted(unknown), np.int64)
+            names = self._rows.external_ids(queried)
+            known.update(zip(queried.tolist(), names, strict=True))
+        return [[known[example] for example in row] for row in rows]
 
     def close(self) -> None:
         """Close the files; the store cannot be used any more.
@@ -323,6 +335,7 @@ class Store(StoreReader):
             labels = held.labels[held.positions(ids)]
             stream = forget(self._live.state.stream, labels=labels)
             self._live.apply(Change(stream=stream, removed=ids, must_erase=True))
+            self._names = {}
             self._live.forget()
         return ids
 
