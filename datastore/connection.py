@@ -26,8 +26,8 @@ PAGE_BYTES = 16384
 WAIT_S = 10.0
 # Size to which a transaction cuts a rollback journal at its end.
 JOURNAL_BYTES = 2**20
-# Bytes that are written to the write-ahead log before a checkpoint. Copying costs as
-# much as writing; a longer log copies pages less often, and is read more slowly.
+# Size of the write-ahead log from which it is copied into the database. Copying costs
+# as much as writing; a longer log copies pages less often, and is read more slowly.
 LOG_BYTES = 64 * 2**20
 # SQLite's names of I/O errors of a read, which a full disk cannot cause.
 _READ_FAILURES = tuple(
@@ -127,7 +127,7 @@ def _connect_reader(path: Path) -> Connection:
             raise
         # To read with a log, SQLite creates a file in the folder, which is read-only.
         # With an empty log the database can be opened as immutable instead.
-        if not is_log_empty(path):
+        if log_bytes(path) > 0:
             raise StoreError(
                 f"{log_path(path)} holds changes that are not in the database yet, and "
                 f"can be read only where {path.parent} can be written; copy the whole "
@@ -144,7 +144,7 @@ def _file_state(path: Path) -> tuple[object, ...]:
         status = path.stat()
     except OSError:
         return ()
-    return status.st_ino, status.st_size, status.st_mtime_ns, is_log_empty(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns, log_bytes(path) == 0
 
 
 @contextlib.contextmanager
@@ -245,12 +245,12 @@ def log_path(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def is_log_empty(path: Path) -> bool:
-    """Return whether the database in ``path`` has no log, or an empty one."""
+def log_bytes(path: Path) -> int:
+    """Return the size of the log of the database in ``path``; 0 if it has none."""
     try:
-        return log_path(path).stat().st_size == 0
+        return log_path(path).stat().st_size
     except FileNotFoundError:
-        return True
+        return 0
 
 
 class WriteAheadLog:
@@ -259,17 +259,12 @@ class WriteAheadLog:
     def __init__(self, connection: Connection, path: Path) -> None:
         self.connection = connection
         self._path = path
-        self._num_bytes = 0  # written since the last checkpoint, as estimated
+        # The size to which the file is cut when the log begins again.
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
-
-    def count_rows(self, num_rows: int, num_bytes: int) -> None:
-        """Count the large rows that a transaction writes, and their bytes in all."""
-        self._num_bytes += num_bytes + 4 * PAGE_BYTES + 64 * num_rows
 
     def checkpoint_if_long(self) -> None:
         """Copy a long log into the database, as far as no reader prevents it."""
-        if self._num_bytes > LOG_BYTES:
-            self._num_bytes = 0
+        if log_bytes(self._path) > LOG_BYTES:
             # The transactions are safe in the log, where a full disk may keep them.
             with contextlib.suppress(sqlite3.Error):
                 self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -283,7 +278,6 @@ class WriteAheadLog:
                     f"another process reads an older state of {self._path.parent}; end "
                     "that process"
                 )
-        self._num_bytes = 0
 
     def try_to_empty(self) -> None:
         """Empty the log unless another process reads it now."""

@@ -351,7 +351,6 @@ class Rows:
                 labels=np.array(labels, np.int64),
                 arrays=vectors[is_stored],
             )
-            self._writable_log().count_rows(len(ids), vectors.nbytes)
 
     def activate(self, version: int, follow_up: Callable[[], None]) -> None:
         """Make ``version`` the active one; keep the one before, drop all others.
@@ -421,7 +420,6 @@ class Rows:
         return self._log
 
     def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
-        self._writable_log().count_rows(len(ids), len(ids) * PAGE_BYTES)
         removed = connection.execute(SELECT_EXAMPLES, (ids_json(ids),)).fetchall()
         versions = connection.execute("SELECT number FROM versions").fetchall()
         vectors_tables = [vectors_table(number) for (number,) in versions]
@@ -465,8 +463,6 @@ class Rows:
             insert_statement("examples", EXAMPLE_COLUMNS, "INSERT"),
             ((*values, row_checksum(*values)) for values in rows),
         )
-        num_bytes = embeddings.nbytes + (0 if inputs is None else inputs.nbytes)
-        self._writable_log().count_rows(len(added), num_bytes)
         insert_blobs(
             connection, vectors_table(row.active), added.ids, added.labels, embeddings
         )
