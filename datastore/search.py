@@ -185,16 +185,23 @@ def nearest(
     read_vectors: VectorsOf,
 ) -> tuple[Distances, Ids]:
     """Return squared distances, ascending, and ids, both (m, num_found)."""
-    parts = [
-        _nearest(
-            queries[start : start + QUERIES_AT_ONCE],
-            index=index,
-            settings=settings,
-            num_found=num_found,
-            read_vectors=read_vectors,
-        )
-        for start in range(0, len(queries), QUERIES_AT_ONCE)
-    ]
+    count = min(settings.candidates_for(num_found), len(index))
+    parts = []
+    for start in range(0, len(queries), QUERIES_AT_ONCE):
+        part = queries[start : start + QUERIES_AT_ONCE]
+        if isinstance(index, FlatIndex):
+            parts.append(_nearest_exact(part, index, count, num_found))
+        else:
+            parts.append(
+                _nearest_approximate(
+                    part,
+                    index=index,
+                    ranks_exactly=settings.ranks_exactly,
+                    count=count,
+                    num_found=num_found,
+                    read_vectors=read_vectors,
+                )
+            )
     if len(parts) == 1:
         return parts[0]
     return (
@@ -203,20 +210,18 @@ def nearest(
     )
 
 
-def _nearest(
+def _nearest_approximate(
     queries: Vectors,
     *,
     index: VectorIndex,
-    settings: IndexSettings,
+    ranks_exactly: bool,
+    count: int,
     num_found: int,
     read_vectors: VectorsOf,
 ) -> tuple[Distances, Ids]:
-    count = min(settings.candidates_for(num_found), len(index))
-    if isinstance(index, FlatIndex):
-        return _nearest_exact(queries, index, count, num_found)
-    # 1. Find candidates, and with re-ranking the exact distances to them.
-    if settings.ranks_exactly:
-        rough, ids = index.candidates(queries, count)
+    """Find ``count`` candidates, and rank them by their original vectors if asked."""
+    rough, ids = index.candidates(queries, count)
+    if ranks_exactly:
         # Each id is read once; padding is replaced by any id that is stored.
         known = np.where(ids == NOTHING, index.ids[:1], ids)
         unique, positions = np.unique(known, return_inverse=True)
@@ -224,10 +229,9 @@ def _nearest(
         distances = _squared_distances(queries[:, None], vectors)
         distances[ids == NOTHING] = np.inf
     else:
-        rough, ids = index.candidates(queries, count)
         distances = rough.astype(np.float64)
     distances, nearest_ids = _first(distances, ids, num_found)
-    # 2. Compare all vectors with the queries for which too few were found.
+    # Compare all vectors with the queries for which too few were found.
     too_few = (nearest_ids == NOTHING).any(axis=1)
     for row in np.flatnonzero(too_few).tolist():
         distances[row], nearest_ids[row] = _scan(
