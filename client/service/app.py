@@ -20,10 +20,9 @@ import knnper
 from knnper.client.served_model import ServedModel
 from knnper.client.service import inputs
 from knnper.client.service.access import Guard
-from knnper.client.service.bodies import Bodies, RequestLimits
+from knnper.client.service.bodies import FORM, FORM_FIELD, Bodies, RequestLimits
 from knnper.client.service.endpoints import PICTURE_PATH, Service, router
 from knnper.client.service.errors import RequestError, error_response, handle_error
-from knnper.client.service.forms import FORM_FIELD
 from knnper.client.service.metrics import Metered, Metrics
 from knnper.client.service.session import ModelWatcher, Workers
 from knnper.client.service.tokens import Tokens
@@ -132,7 +131,7 @@ def _describe(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
         inputs.JSON,
         inputs.NPY,
         *inputs.PICTURES,
-        inputs.FORM,
+        FORM,
     )
     with contextlib.suppress(RequestError):  # there is no model yet
         reader = service.reader(service.watcher.served())
@@ -182,10 +181,10 @@ def _inputs_body(json: Schema, media_types: Sequence[str], max_inputs: int) -> S
         "required": [FORM_FIELD],
         "additionalProperties": False,
     }
-    schemas = {inputs.JSON: json, inputs.FORM: form}
+    schemas = {inputs.JSON: json, FORM: form}
     body = _body({name: schemas.get(name, _BINARY) for name in media_types})
     part_types = ", ".join(name for name in media_types if name not in schemas)
-    body["content"][inputs.FORM]["encoding"] = {FORM_FIELD: {"contentType": part_types}}
+    body["content"][FORM]["encoding"] = {FORM_FIELD: {"contentType": part_types}}
     return body
 
 

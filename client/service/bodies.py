@@ -3,13 +3,20 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+from typing_extensions import override
 
 from knnper.client.service.errors import RequestError
-from knnper.client.service.forms import media_type_of
+
+FORM = "multipart/form-data"
+FORM_FIELD = "image"  # the name of every field of a form
 
 
 @dataclass(frozen=True)
@@ -49,50 +56,62 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class Body:
-    """A whole body, its media type, and the boundary if it is a form."""
+    """A whole body and its media type; of a form, its files instead of the content."""
 
-    content: bytes
     media_type: str
-    boundary: str = ""
+    content: bytes = b""
+    files: Sequence[UploadFile] = ()
 
 
 class Bodies:
     """Reads the bodies of requests within the limits of size, memory and pace."""
 
     def __init__(self, limits: RequestLimits) -> None:
-        self._limits, self._num_held_bytes = limits, 0
+        self._limits = limits
+        self._num_held_bytes = 0
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
         """Yield the body of a request; it counts as held until the block ends."""
         limits = self._limits
-        self._require_room(int(request.headers.get("content-length", 0)))
-        chunks, size = list[bytes](), 0
-        began, is_complete = time.monotonic(), False
-        try:
-            while not is_complete:
-                due = began + limits.body_grace_s + size / limits.body_bytes_per_s
-                # A chunk that has arrived is taken, even if it is late.
+        began = time.monotonic()
+        size = 0
+
+        async def receive() -> Message:
+            """Receive a part of the body, within the limits."""
+            nonlocal size
+            due = began + limits.body_grace_s + size / limits.body_bytes_per_s
+            try:
+                # A part that has arrived is taken, even if it is late.
                 async with asyncio.timeout(max(due - time.monotonic(), 0)):
                     event = await request.receive()
-                if event["type"] == "http.disconnect":
-                    raise RequestError(400, "the body ended early")
-                chunk: bytes = event.get("body", b"")
-                size += len(chunk)
-                self._num_held_bytes += len(chunk)
-                self._require_room(size)
-                chunks.append(chunk)
-                is_complete = not event.get("more_body", False)
-            media_type, boundary = media_type_of(
-                request.headers.get("content-type", "")
-            )
-            yield Body(b"".join(chunks), media_type, boundary)
-        except TimeoutError as error:
-            raise RequestError(
-                408,
-                f"expected at least {limits.body_bytes_per_s:g} bytes of the body a "
-                f"second, after {limits.body_grace_s:g} s",
-            ) from error
+            except TimeoutError as error:
+                raise RequestError(
+                    408,
+                    f"expected at least {limits.body_bytes_per_s:g} bytes of the body "
+                    f"a second, after {limits.body_grace_s:g} s",
+                ) from error
+            num_new = len(event.get("body", b""))
+            size += num_new
+            self._num_held_bytes += num_new
+            self._require_room(size)
+            return event
+
+        self._require_room(int(request.headers.get("content-length", 0)))
+        media_type = request.headers.get("content-type", "").partition(";")[0]
+        media_type = media_type.strip().lower()
+        limited = Request(request.scope, receive)
+        try:
+            if media_type == FORM:
+                form = await _read_form(limited, limits.max_inputs)
+                try:
+                    yield Body(media_type, files=_files_of(form))
+                finally:
+                    await form.close()
+            else:
+                yield Body(media_type, await limited.body())
+        except ClientDisconnect as error:
+            raise RequestError(400, "the body ended early") from error
         finally:
             self._num_held_bytes -= size
 
@@ -111,6 +130,57 @@ class Bodies:
                 "again in a moment",
                 {"Connection": "close"},
             )
+
+
+class _FormParser(MultiPartParser):
+    """Starlette's parser of forms: all parts are files in memory, up to the end."""
+
+    spool_max_size = 0  # files of any size stay in memory, which `Bodies` limits
+    has_ended = False
+
+    @override
+    def on_end(self) -> None:
+        self.has_ended = True
+
+    @override
+    def on_headers_finished(self) -> None:
+        part = self._current_part
+        if part.content_disposition is not None:
+            # Starlette decodes a part without a file name as text.
+            part.content_disposition += b'; filename=""'
+        super().on_headers_finished()
+
+
+async def _read_form(request: Request, max_parts: int) -> FormData:
+    async def stream() -> AsyncGenerator[bytes, None]:
+        async for chunk in request.stream():
+            yield chunk
+        if not parser.has_ended:  # the parser would leave out the last part
+            raise MultiPartException("it is cut short")
+
+    parser = _FormParser(
+        request.headers, stream(), max_files=max_parts, max_fields=max_parts
+    )
+    try:
+        return await parser.parse()
+    except (MultiPartException, ValueError) as error:  # ValueError of python-multipart
+        raise RequestError(
+            400,
+            f"the form is malformed ({error}): expected parts, each of headers, a "
+            "blank line and a file, and --boundary-- at the end",
+        ) from error
+
+
+def _files_of(form: FormData) -> list[UploadFile]:
+    """Return the files of a form; refuse a form with other fields."""
+    files = []
+    for name, file in form.multi_items():
+        if name != FORM_FIELD or isinstance(file, str):
+            raise RequestError(
+                422, f"found a field {name!r}, expected {FORM_FIELD!r} only"
+            )
+        files.append(file)
+    return files
 
 
 class Budget:

@@ -3,6 +3,10 @@
 An endpoint's parameters are checked in their order: first the caller's scopes, then
 whether a model is served. Bodies are read afterwards (`Bodies`): FastAPI would read and
 parse a declared body before anything else, and on the thread of all connections.
+
+A new path is a function with a decorator of `router`: its scope is `needs`, its answer
+a model of `documents`, its errors are `documented`, and work with model or store runs
+in `Service.readers`, a change of the store in `Service.writers`.
 """
 
 import time
@@ -74,19 +78,21 @@ class Service:
         return request_reader(served.model.spec, tuple(names), self.limits, features)
 
 
-async def _service(request: Request) -> Service:
+async def _get_service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-OfService = Annotated[Service, Depends(_service)]
+OfService = Annotated[Service, Depends(_get_service)]
 
 
-async def _served(service: OfService) -> ServedModel:
+async def _get_served(service: OfService) -> ServedModel:
     return service.watcher.served()
 
 
-Served = Annotated[ServedModel, Depends(_served)]
+# The served model; 503 if there is none.
+Served = Annotated[ServedModel, Depends(_get_served)]
+# The id in the path of a stored example.
 ExampleId = Annotated[
     int, PathParameter(description="Of the example in the store.", ge=1, le=2**63 - 1)
 ]

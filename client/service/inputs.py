@@ -26,7 +26,7 @@ from pydantic import (
 )
 from torch import Tensor
 
-from knnper.client.service.bodies import Body, Budget, RequestLimits
+from knnper.client.service.bodies import FORM, Body, Budget, RequestLimits
 from knnper.client.service.errors import RequestError
 from knnper.client.service.files import (
     LARGEST_FLOAT,
@@ -34,7 +34,6 @@ from knnper.client.service.files import (
     is_picture,
     read_npy,
 )
-from knnper.client.service.forms import split_form
 from knnper.data.characters import NUM_TOKENS, encode, plain
 from knnper.data.dividing import clean_name
 from knnper.data.examples import TEXTS, InputSpec
@@ -42,7 +41,6 @@ from knnper.datastore.examples import Selection
 
 JSON = "application/json"
 NPY = "application/x-npy"
-FORM = "multipart/form-data"
 PICTURES = ("image/png", "image/jpeg")
 MAX_SELECTED = 10_000  # ids, names or labels of one deletion
 LATEST = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
@@ -122,6 +120,10 @@ class DeletionRequest(_Strict):
 class RequestReader:
     """Reads the requests for one model; made by `request_reader`, which keeps it.
 
+    Numbers in JSON pass through pydantic, which names the place of a wrong one. For one
+    image of 32x32x3 that takes as long as `json.loads` with `numpy.asarray` and checks
+    of shape and range (0.77 and 0.74 ms of a core), for 64 images 55 ms instead of 34.
+
     Attributes
     ----------
     prediction, addition, deletion
@@ -189,11 +191,10 @@ class RequestReader:
             values = self._parse(self.prediction, body).inputs
             return self._join([self._read_value(value, budget) for value in values])
         if body.media_type == FORM:
-            parts = split_form(body.content, body.boundary, self._limits.max_inputs)
             return self._join(
                 [
-                    self._read_file(media_type, content, budget)
-                    for media_type, content in parts
+                    self._read_file(file.content_type or "", file.file.read(), budget)
+                    for file in body.files
                 ]
             )
         return self._join([self._read_file(body.media_type, body.content, budget)])

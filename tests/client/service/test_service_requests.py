@@ -433,7 +433,7 @@ NO_INPUTS: list[tuple[str, bytes, int, str]] = [
     (FORM, b"", 400, "parts"),
     (FORM, b"--x\r\nno headers\r\n--x--", 400, "blank line"),
     (FORM, b"--x\r\n\r\n--x", 400, "parts"),
-    (FORM, b"--x\r\nA: " + 4000 * b"(" + b"\r\n\r\n1\r\n--x--", 422, "field ''"),
+    (FORM, b"--x\r\nA: " + 4000 * b"(" + b"\r\n\r\n1\r\n--x--", 400, '"name"'),
     (JSON, b" " * 20_001, 413, "more than 20000 bytes"),
 ]
 
@@ -521,6 +521,11 @@ def test_field_of_form_is_found_however_it_is_written(
 def test_a_form_with_other_fields_is_refused(client: httpx.Client) -> None:
     files = {"file": ("a.png", png(some_inputs(1)[0]), "image/png")}
     refused(client.post("/predict", files=files), 422, "'file'")
+
+
+def test_form_without_its_end_is_refused(client: httpx.Client) -> None:
+    head = '--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    refused(post(client, f"{head}1\r\n{head}2".encode(), FORM), 400, "cut short")
 
 
 def test_a_body_without_a_length_that_is_too_large_is_refused(
