@@ -407,8 +407,9 @@ def _replace_parts(hooks: Hooks, rejected_signatures: list[Refusal]) -> Iterator
 def _end_with_run(receive: Callable[..., T]) -> Callable[..., T]:
     """Wrap a step of receiving a message, to raise `RunError` if its run has ended.
 
-    Only then does the main loop remove the task that it has made for the message; a
-    runner would wait for that task for ever.
+    Flower's `RunNotRunningException` is a `BaseException`, and the main loop removes
+    the task that it has made for the message only after an `Exception`. A runner would
+    wait for a task that stays for ever.
     """
 
     @functools.wraps(receive)

@@ -34,7 +34,7 @@ _READ_FAILURES = tuple(
     f"SQLITE_IOERR_{suffix}" for suffix in ("READ", "SHORT_READ", "CORRUPTFS", "DATA")
 )
 # SQLite's names of errors of a file that cannot be opened or written.
-_CLOSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
+_NOT_OPENED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
 
 
 class Connection(sqlite3.Connection):
@@ -121,7 +121,7 @@ def _connect_reader(path: Path) -> Connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
         connection.close()
-        if not _error_name(error).startswith(_CLOSED) or os.access(
+        if not _error_name(error).startswith(_NOT_OPENED) or os.access(
             path.parent, os.W_OK
         ):
             raise
@@ -206,7 +206,7 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
             f"another process has used {path} for more than {WAIT_S:g} seconds; try "
             "again when it is done"
         )
-    if name.startswith(_CLOSED) and not _is_damage(path, name):
+    if name.startswith(_NOT_OPENED) and not _is_damage(path, name):
         return StoreError(
             f"{path} cannot be opened ({error}); expected permission to read it and to "
             f"write in {path.parent}, which reading the log needs too, and no limit on "
@@ -221,7 +221,8 @@ def _is_damage(path: Path, error_name: str) -> bool:
     files = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm"))
     if any(file.exists() and not file.is_file() for file in files):
         return True  # something other than a file stands in its place
-    # SQLite also calls a database read-only whose header has an unknown format.
+    # Where this user may write, it is the header: SQLite opens a database with an
+    # unknown format version as read-only.
     is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return error_name.startswith("SQLITE_READONLY") and is_writable
 

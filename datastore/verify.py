@@ -378,17 +378,18 @@ class DatabaseCheck:
     rows: Rows
 
     def findings(self) -> Iterator[StoreFinding]:
-        """Yield the problems; a broken database is reported without details."""
+        """Yield the problems, but none of examples where SQLite finds a broken file."""
         broken = [row[0] for row in self._query("PRAGMA integrity_check(10)")]
         if broken != ["ok"]:
             yield self._lost(f"the database is damaged: {'; '.join(broken)}")
             return
         for table in blob_tables(self.connection):
             yield from self._content(table)
-        complete = [f"embeddings_{self._query('SELECT active FROM store')[0][0]}"]
+        # Other versions lack new examples, or are not filled yet.
+        without_gaps = [f"embeddings_{self._query('SELECT active FROM store')[0][0]}"]
         if self.spec.input is not None:
-            complete.append("inputs")
-        for table in complete:
+            without_gaps.append("inputs")
+        for table in without_gaps:
             lacking = self._ids(
                 f"SELECT id FROM examples WHERE id NOT IN (SELECT id FROM {table})"
             )

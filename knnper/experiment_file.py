@@ -140,9 +140,9 @@ def load_experiment(
     settings.
 
     ``overrides``: ``KEY=VALUE`` with a dotted key and a YAML value, applied in order to
-    a copy. ``source``: Name of the document in errors. ``folder``: Searched for users'
-    code, and the base of a relative ``own_code``; with None only the Python path is
-    searched.
+    a copy. ``source``: Name of the document in errors. ``folder``: Searched for the
+    user's code, unless the document's key ``own_code`` names a folder, which may be
+    relative to this one; with None and no such key only the Python path is searched.
     """
     if not isinstance(document, Mapping):
         message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"
@@ -151,6 +151,7 @@ def load_experiment(
     problems: list[Problem] = []
     parsed = parse_overrides(overrides, problems)
     merged = apply_overrides(document, parsed, problems)
+    # The overrides are in ``merged`` already; the reader's advice mentions them.
     reader = _ExperimentReader(merged, parsed, problems, catalogue.open_own, folder)
     experiment = reader.experiment(catalogue)
     if experiment is not None and not problems:

@@ -142,8 +142,9 @@ def by_origin(
 def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
     """Copy the tensors of a model that this project wrote into ``module``.
 
-    A head for other classes is not loaded. If ``module`` lacks a tensor, nothing is
-    copied and False returned: its adapters are added after its other weights.
+    A head for other classes is not loaded. If a trained part has a tensor that
+    ``module`` lacks, nothing is copied and False returned: it may belong to an adapter
+    that is not added yet, so the caller tries again once it is.
 
     Raises
     ------
@@ -151,7 +152,7 @@ def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
         If it is another model, or lacks the frozen weights that belong to these.
     """
     tensors, source = trained.tensors, str(trained.path)
-    if not trained.frozen:
+    if not trained.frozen:  # a whole model
         load_tensors(module, tensors, source, HEAD)
         return True
     state = module.state_dict(keep_vars=True)

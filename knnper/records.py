@@ -308,7 +308,11 @@ def canonical(record: R) -> R:
 
 
 def fingerprint(record: object) -> str:
-    """Return the SHA-256 of a record: its structure and every bit of its tensors."""
+    """Return the SHA-256 of a record: its structure and every bit of its tensors.
+
+    Checkpoints are verified by it, and exported models identified. It depends on the
+    names of classes and fields, so renaming one changes it.
+    """
     parts = take_apart(record)
     digest = hashlib.sha256(parts.structure.encode())
     for path, tensor in parts.tensors.items():

@@ -186,11 +186,11 @@ class _BasesRecorder:
     def curves(self, start: BasesState) -> tuple[list[float | None], list[float]]:
         """Return similarity and entropy, beginning before the first round."""
         similarity, entropy = [self._similarity_of(start)], [1.0]
-        for server_round, by_client in sorted(self.similarity.items()):
+        for server_round, of_round in sorted(self.similarity.items()):
             entropies = self.entropies[server_round]
             known = similarity[-1] is not None
             entropy.append(sum(entropies) / len(entropies) if known else 1.0)
-            similarity.append(by_client)
+            similarity.append(of_round)
         return similarity, entropy
 
     def _similarity_of(self, state: BasesState) -> float | None:

@@ -339,6 +339,7 @@ def _best_together(weights: Sequence[float], points: Points) -> float:
     return weights[int(np.argmax(right))]
 
 
+# Ways to take one λ per point, then the mean over the points.
 _OF_EACH: Mapping[str, Callable[[Sequence[float], Points], float]] = {
     "chosen by the client": lambda _, points: statistics.fmean(
         point["chosen"] for point in points
@@ -356,7 +357,7 @@ def _best_weight_curves(
 ) -> Sequence[FigureCurve]:
     records_of_part = _only(records)
     weights = records_of_part[0]["weights"]
-    runs = [_power_of_two(record["points"]) for record in records_of_part]
+    runs = [_grouped_by_power_of_two(record["points"]) for record in records_of_part]
     # Very small and very large sizes do not occur in every partition.
     sizes = sorted({size for run in runs for size in run})
     counts = [sum(len(run.get(size, ())) for run in runs) for size in sizes]
@@ -374,7 +375,7 @@ def _best_weight_curves(
     ]
 
 
-def _power_of_two(points: Points) -> Mapping[int, Points]:
+def _grouped_by_power_of_two(points: Points) -> Mapping[int, Points]:
     """Group the points by the largest power of two up to their size."""
     points_of: dict[int, list[PartRecord]] = defaultdict(list)
     for point in points:

@@ -201,13 +201,16 @@ def least_losses(num_users: int) -> Mapping[str, float]:
 
 
 class Measurements:
-    """Trains and measures on one data set; reuses earlier trainings."""
+    """Trains and measures on one data set, of ``num_samples`` examples per user.
+
+    Candidates with the same training share it.
+    """
 
     def __init__(
         self, settings: ThreeApproachesSettings, seed: int, num_samples: int
     ) -> None:
-        self._base = _base(settings, seed, num_samples)
-        self._trained: dict[str, Any] = {}
+        self._base = _base(settings, seed, num_samples)  # sections of all experiments
+        self._trained: dict[str, Any] = {}  # states of servers, by `results_identity`
 
     def measure(self, candidates: Sequence[CandidateSettings]) -> PartRecord:
         """Choose the best candidate on validation data and measure its test loss."""

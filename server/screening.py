@@ -510,6 +510,8 @@ class Screening:
             yield self._clip(update)
 
     def _clip(self, update: MeasuredUpdate) -> MeasuredUpdate:
+        """Shorten the fields that moved too far, and note it in `clipped`."""
+        # While updates are missing, `_settled` passes only those without any excess.
         excesses = self._excesses(update, 0)
         if self._clipping is None or not excesses:
             return update

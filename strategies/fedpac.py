@@ -155,9 +155,11 @@ class FedPAC(Method):
 
     @override
     def init(self, clients: Sequence[str], rng: RandomKey) -> FedPACState:
-        nothing = torch.zeros(self._shape)
         return FedPACState(
-            self.task.initial_weights, nothing, nothing[:, 0].clone(), {}
+            self.task.initial_weights,
+            centroids=torch.zeros(self._shape),
+            known=torch.zeros(self._shape[0]),
+            heads={},
         )
 
     @override

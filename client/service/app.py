@@ -102,7 +102,7 @@ async def _handle_http_error(request: Request, error: Exception) -> JSONResponse
         # Starlette names only the methods of the first route with this path.
         methods = {
             method
-            for route in router.routes
+            for route in (*router.routes, *request.app.routes)
             if isinstance(route, APIRoute)
             and route.matches(request.scope)[0] in _MATCHES
             for method in route.methods or ()

@@ -75,7 +75,7 @@ class CatalogueEntry:
         The rest of the docstring, in paragraphs.
     facts
         Further facts, by name.
-    document
+    json_fields
         Further fields of ``--json``.
     settings_type
         The dataclass of its settings; None where it has none.

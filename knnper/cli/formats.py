@@ -1,4 +1,4 @@
-"""Times, sizes, counts and names as text."""
+"""Times, sizes, counts and names as text, and times from text."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ import typer
 MOST_NAMED = 10  # clients named in a line
 
 
-def seconds_of(text: str) -> float:
+def parse_time(text: str) -> float:
     """Parse an ISO 8601 time, by default in UTC, to seconds since 1970."""
     try:
         moment = datetime.fromisoformat(text)

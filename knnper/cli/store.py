@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from knnper.cli.counters import counter
 from knnper.cli.errors import RUN_FAILED, WRONG_USAGE
-from knnper.cli.formats import as_time, counted, megabytes, seconds_of
+from knnper.cli.formats import as_time, counted, megabytes, parse_time
 from knnper.cli.options import AsJson, set_option
 from knnper.cli.terminal import print_json, print_table, say, tell
 from knnper.errors import DataError
@@ -314,8 +314,8 @@ def delete(
         ids=tuple(ids) if ids else None,
         external_ids=tuple(external_ids) if external_ids else None,
         labels=tuple(_label_number(text, spec) for text in labels) if labels else None,
-        arrived_from=None if arrived_from is None else seconds_of(arrived_from),
-        arrived_before=None if arrived_before is None else seconds_of(arrived_before),
+        arrived_from=None if arrived_from is None else parse_time(arrived_from),
+        arrived_before=None if arrived_before is None else parse_time(arrived_before),
     )
     selected, num_stored, missing = _select(folder, selection)
     for option, names in missing.items():

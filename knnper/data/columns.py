@@ -309,7 +309,8 @@ def _column_numbers(
             # safe=False rounds whole numbers above 2**53; safe=True would raise.
             numbers[:, place] = column.cast(lib.float64(), safe=False).to_numpy()
         except lib.ArrowException as error:
-            # Arrow guesses the type of a column from its first rows.
+            # `_require_numbers` saw the type that Arrow guessed from the first rows of
+            # a CSV file; a later row may hold a text.
             raise DataError(
                 f"{path}: features must be numbers, found another value in the column "
                 f"{name!r} ({error}); correct it, leave the row out, or list other "

@@ -126,7 +126,7 @@ def warn_of_row_numbers(
     columns = [
         name
         for name, column in zip(names, numbers.T, strict=True)
-        if len(column) >= _FEWEST_ROWS and _counts_rows(column, name)
+        if len(column) >= _FEWEST_ROWS and _numbers_rows(column, name)
     ]
     if columns:
         warn_once(
@@ -136,7 +136,11 @@ def warn_of_row_numbers(
         )
 
 
-def _counts_rows(values: NDArray[Any], name: str) -> bool:
+def _numbers_rows(values: NDArray[Any], name: str) -> bool:
+    """Return whether a column holds distinct whole numbers without a gap.
+
+    Under a name in `_ROW_NAMES` it may have gaps.
+    """
     column = values.astype(np.float64)
     span = column.max() - column.min()
     if span != len(column) - 1 and name.casefold() not in _ROW_NAMES:

@@ -333,7 +333,7 @@ class TextInputs(SiteInputs):
         task: SiteTask,
         cache: Path | None = None,  # noqa: ARG002 - fast without
     ) -> ReadInputs:
-        """Convert texts to ids; raise for another tokenizer than the federation's."""
+        """Convert texts to ids; raise unless the federation has the same tokenizer."""
         agreed = task.spec.vocabulary
         if agreed is None:
             raise DataError(
@@ -341,7 +341,9 @@ class TextInputs(SiteInputs):
                 f"{KINDS_OF_INPUT[task.spec.dtype]}; give data of another kind",
                 reason=SafeReason(Code.WRONG_KIND),
             )
+        # The federation's number of ids per text, not this site's ``max_tokens``.
         tokenizer = open_tokenizer(self.folder, task.spec.image_shape[2])
+        # Any tokenizer fits one of unknown digest, if size and padding are equal.
         if tokenizer.vocabulary != replace(
             agreed, tokenizer=agreed.tokenizer or tokenizer.vocabulary.tokenizer
         ):

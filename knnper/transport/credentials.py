@@ -123,7 +123,7 @@ def permission_problem(path: Path) -> str | None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077 == 0:
         return None
-    return f"{path} can be read by other users (mode {mode:04o}); run: chmod 600 {path}"
+    return f"{path} is open to other users (mode {mode:04o}); run: chmod 600 {path}"
 
 
 @dataclass(frozen=True)

@@ -162,9 +162,13 @@ def replies_in_order(
 ) -> Iterator[Message | NoReply]:
     """Send ``messages`` and yield their replies in the order of the messages.
 
-    A message is made and pushed when fewer than ``at_once`` are not answered, and fewer
-    than four times as many wait for an earlier one's reply; so neither side holds more
-    than that, however many there are.
+    A message is made and pushed while fewer than ``at_once`` are unanswered, and fewer
+    than `MOST_HELD_BACK` times as many are unanswered or have a reply that waits for an
+    earlier one's. So neither side holds more, however many messages there are.
+
+    A `NoReply` stands for a reply that is late by ``patience``, that cannot be read, or
+    whose message was not accepted; the last two only if nodes may be away. Raises
+    `Interrupted` once ``stop`` is set.
     """
     window = Window(grid, at_once, patience)
     for message in messages:
@@ -251,6 +255,11 @@ class Window:
         return [(sent, self._replies.pop(sent)) for sent in answered]
 
     def _give_up(self) -> None:
+        """Store a `NoReply` for each message whose time limit has passed.
+
+        Not with `_record_outcome`: nothing has arrived, and a silent node still counts
+        among those of which most must reply before the round's median is known.
+        """
         pace, now = self._patience.pace, time.monotonic()
         if pace is None:
             return

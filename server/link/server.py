@@ -38,10 +38,10 @@ from knnper.server.link.superlink import (
 from knnper.server.settings import ServerSettings, TlsFiles
 from knnper.transport.sockets import listen
 
-_LOOK_S = 0.5
-_RETRY_S = 2.0
-_PAUSE_S = 1.0
-_CERTIFICATE_S = 5.0
+_LOOK_S = 0.5  # between looks at the folder of clients
+_RETRY_S = 2.0  # after a registration that failed
+_PAUSE_S = 1.0  # after every registration
+_CERTIFICATE_S = 5.0  # between looks at the certificate's files
 _BYTES_PER_MB = 1_000_000
 # Part of the bytes in flight that one address, and one key, may have.
 _ADDRESS_DIVISOR, _KEY_DIVISOR = 2, 8
@@ -109,7 +109,7 @@ async def _serve(
     clients = RegisteredClients()
     registrar = Registrar(settings, clients)
     await registrar.register(superlink.ca)
-    async with superlink.client() as upstream:
+    async with superlink.http_client() as upstream:
         gateway = _make_gateway(settings, upstream, clients, registrar)
         limits = ConnectionLimits(per_address=settings.max_connections_per_address)
         listener = Listener(gateway, settings.tls, limits)
@@ -193,7 +193,7 @@ class Registrar:
         self._clients.learn(await asyncio.to_thread(self._reconcile, ca))
 
     async def keep_registered(self, ca: Path | None) -> None:
-        """Register after each change of the folder or request, until cancelled."""
+        """Register whenever the folder has changed or `look` was called, for ever."""
         while True:
             while (
                 self._folder.snapshot() == self._registered
@@ -205,9 +205,9 @@ class Registrar:
                 await self.register(ca)
             except RunError as error:
                 logger.warning("registrations were not looked at: %s", error)
-                self._requested.set()
+                self._requested.set()  # again: the snapshot counts as registered
                 await asyncio.sleep(_RETRY_S)
-            # Strangers cause a look, too, and must not keep the server busy.
+            # Unregistered clients call `look`, too, and must not keep the server busy.
             await asyncio.sleep(_PAUSE_S)
 
     def _reconcile(self, ca: Path | None) -> dict[str, Registered]:

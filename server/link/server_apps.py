@@ -49,7 +49,7 @@ class ServerApps:
     async def keep_starting(self) -> None:
         """Start the ServerApp of each run until cancelled; then end them."""
         try:
-            async with self._superlink.client() as client:
+            async with self._superlink.http_client() as client:
                 while True:
                     acquired = await _acquire_task(client)
                     if acquired is None:

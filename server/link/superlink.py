@@ -141,7 +141,7 @@ class SuperLink:
         self._process = await self.spawn(*self._command())
         ended = asyncio.ensure_future(self.wait())
         try:
-            async with self.client() as client:
+            async with self.http_client() as client:
                 while True:
                     with contextlib.suppress(httpx.HTTPError):
                         if (await client.get(flower.HEALTH)).is_success:
@@ -196,13 +196,14 @@ class SuperLink:
             self._log.close()
             self._log = None
 
-    def client(self) -> httpx.AsyncClient:
+    def http_client(self) -> httpx.AsyncClient:
         """Return an HTTP client for the control port."""
         verify = self.ca is None or ssl.create_default_context(cafile=self.ca)
         return httpx.AsyncClient(
             base_url=f"{'http' if self.ca is None else 'https'}://{self.address}",
             verify=verify,
             timeout=_TIMEOUT,
+            # httpx would queue requests beyond 100 connections.
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S),
             # A proxy that the environment names cannot reach this machine's loopback.
             trust_env=False,

@@ -212,7 +212,7 @@ def _choose(
 def _outcome_of(
     plan: Plan, point: Point, folder: Path, candidates: Sequence[Candidate]
 ) -> Outcome:
-    """Return the runs of a point. Raises RunError if a reference row failed."""
+    """Return runs and failures of a point; raise RunError for a failed reference."""
     paths = {seed: folder_of(run, folder) for seed, run in point.runs.items()}
     failures = {
         seed: reason
@@ -220,7 +220,7 @@ def _outcome_of(
         if (reason := why_failed(path)) is not None
     }
     if isinstance(plan, Comparison) and point.variant == plan.reference:
-        for seed, reason in failures.items():
+        for seed, reason in failures.items():  # the first failure is enough
             row = f"the reference row {point.variant}"
             raise RunError(
                 f"{failure_remark(row, seed, reason, paths[seed])}. Without it no row "

@@ -165,7 +165,7 @@ def as_documents(rows: Iterable[ModelRow], over: FederatedData) -> list[dict[str
 
 
 def as_csv(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Return the documents of `as_documents` as CSV, one column a key."""
+    """Return the documents of `as_documents` as CSV, with a column for each key."""
     return csv_text(
         [
             {

@@ -167,12 +167,14 @@ class Quantize(Compressor):
         bits, most = self.settings.bits, self._most
         scales, packed = _scales_and_rest(code, size, bits)
         shifts = np.arange(8 // bits, dtype=np.uint8) * bits
-        coded = (packed[:, None] >> shifts & (2**bits - 1)).reshape(-1)[:size]
-        levels = (coded.astype(np.float32) - most) / np.float32(most)
-        return _scaled(levels, scales)
+        shifted = packed[:, None] >> shifts
+        coded = (shifted & (2**bits - 1)).reshape(-1)[:size]
+        fractions = (coded.astype(np.float32) - most) / np.float32(most)  # l / s
+        return _scaled(fractions, scales)
 
     @property
     def _most(self) -> int:
+        """The largest level, s."""
         return int(2 ** (self.settings.bits - 1) - 1)
 
 

@@ -703,6 +703,7 @@ def test_without_a_token_other_machines_and_their_pages_are_refused(
 def test_browser_may_load_nothing_else(tmp_path: Path) -> None:
     with asking(small_served(tmp_path / "store")) as client:
         assert client.put("/examples").headers["allow"] == "DELETE, POST"
+        assert client.post("/openapi.json").headers["allow"] == "GET"
         texts = [client.get(path).text for path in ("/", "/page.css", "/page.js")]
         answers = [
             client.get("/"),
