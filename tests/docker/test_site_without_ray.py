@@ -15,8 +15,6 @@ from tests.docker.test_images import LEFT_OUT
 from tests.fresh_process import run_fresh
 from tests.processes import LOCALHOST, Commands, free_port, wait_until
 
-pytestmark = pytest.mark.integration
-
 SITES_ONLY = ("sklearn", "pyarrow")  # in the image of a site, not of a server
 BLOCK = f"import sys\nfor name in {LEFT_OUT}: sys.modules[name] = None\n"
 BLOCK_MORE = f"for name in {SITES_ONLY}: sys.modules[name] = None\n"
@@ -46,6 +44,7 @@ def test_server_client_and_commands_import(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.integration
 def test_a_site_can_compute_the_metrics(tmp_path: Path) -> None:
     done = run_fresh(BLOCK + COMPUTE_METRICS, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -66,6 +65,7 @@ def client_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.integration
 def test_a_site_is_checked_onboarded_and_served(
     tmp_path: Path, client_file: Path
 ) -> None:
