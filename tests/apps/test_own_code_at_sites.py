@@ -55,6 +55,7 @@ from tests.apps.site_grid import (
     own_experiment,
     simulated,
 )
+from tests.own.import_path import clean_import_path
 
 pytestmark = [
     pytest.mark.integration,
@@ -119,11 +120,8 @@ SEEN = ("0000", "0001", "0003")
 
 @pytest.fixture
 def own_modules() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in sys.modules.keys() - modules & {"mine"}:
-        del sys.modules[name]
+    with clean_import_path("mine"):
+        yield
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import copy
 import errno
 import functools
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from tests.apps.data_faults import (
     table,
 )
 from tests.apps.site_grid import SiteGrid
+from tests.own.import_path import clean_import_path
 
 pytestmark = pytest.mark.usefixtures("inside_a_run", "own_modules")
 ROOT = Path(__file__).parents[2]
@@ -83,11 +83,8 @@ REASON = SafeReason(
 
 @pytest.fixture
 def own_modules() -> Iterator[None]:
-    path = list(sys.path)
-    yield
-    sys.path[:] = path
-    for name in ("reader", "mine"):
-        sys.modules.pop(name, None)
+    with clean_import_path("reader", "mine"):
+        yield
 
 
 @pytest.fixture

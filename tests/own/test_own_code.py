@@ -36,6 +36,7 @@ from knnper.split_network import SplitNetwork, split
 from knnper.strategies.core.frozen import of_embeddings
 from knnper.strategies.core.training import local_sgd
 from knnper.trained_layers import train_only
+from tests.own.import_path import clean_import_path
 
 MODEL = """
 import torch
@@ -114,15 +115,12 @@ DOCUMENT: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    path, modules = list(sys.path), dict(sys.modules)
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "width.py").write_text("WIDTH = 2\n")
     (tmp_path / "halfway.py").write_text(METHOD)
     (tmp_path / "keeping.py").write_text(POLICY)
-    yield tmp_path
-    sys.path[:] = path
-    for name in sys.modules.keys() - modules.keys() & {"model", "width", "halfway"}:
-        del sys.modules[name]
+    with clean_import_path("model", "width", "halfway", "keeping"):
+        yield tmp_path
 
 
 def load(folder: Path, **sections: object) -> Experiment:
