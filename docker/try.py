@@ -90,7 +90,7 @@ def knnper(*words: str | Path) -> None:
     output(Path(sys.executable).with_name("knnper"), *words)
 
 
-class Federation:
+class TrialFederation:
     """The files of a small federation in a folder, and the simulation to compare with.
 
     ``root`` is the folder that ``knnper fed init`` makes.
@@ -211,7 +211,7 @@ class Trial:
     """One federation in containers."""
 
     def __init__(self, folder: Path) -> None:
-        self.federation = Federation(folder)
+        self.federation = TrialFederation(folder)
         self._folder = folder
         self._began = time.monotonic()
 
