@@ -2,7 +2,7 @@
 
 Clients of one process share the network, and run in another order on another engine. So
 a pass may change only parameters and buffers, which are loaded before each client. The
-trial rejects networks whose outputs depend on any other state. It also chooses the
+trial rejects a network if its outputs depend on any other state. It also chooses the
 memory format of images and convolutions with which the network's code works.
 """
 

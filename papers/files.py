@@ -112,7 +112,7 @@ def read_file(path: Path) -> File:
         shown_keys = (
             f"the keys {', '.join(map(str, keys))}" if keys else shown(document)
         )
-        message = f"found {shown_keys}, expected a key that tells its kind ({known})"
+        message = f"found {shown_keys}, expected a key that only one kind has ({known})"
         raise ConfigError([Problem("document", message)], str(path))
     plan = KINDS[kind][1](path)
     return File(path, path.read_text(encoding="utf-8"), plan.name, kind, plan)

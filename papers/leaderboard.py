@@ -40,7 +40,7 @@ class PooledCifar100Sheets(Cifar100Sheets):
 
 
 def pooled(dataset: Dataset) -> Dataset:
-    """Return data whose training and test split are both the whole pool, in [-1, 1].
+    """Return data in [-1, 1]; training and test split are both the whole pool.
 
     `pooled_dirichlet` divides the pool.
     """

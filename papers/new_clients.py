@@ -134,8 +134,8 @@ class UnseenImages:
         """Raise if there are too few images for the new clients."""
         if self.num_clients == 0:
             raise RunError(
-                "all clients took part in training, expected some unseen clients, "
-                "whose images become those of new clients; run with --set "
+                "all clients took part in training, expected some unseen clients: "
+                "the new clients get their images; run with --set "
                 "partition.unseen_fraction=0.2"
             )
         if all(len(part.test) == 0 for part in self._parts):

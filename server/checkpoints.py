@@ -266,7 +266,7 @@ class CheckpointFolder:
     def rounds_for_clients(self) -> list[int]:
         """Return the rounds after which clients must keep their states, oldest first.
 
-        These are the rounds with a checkpoint, to which the run can go back.
+        These are the rounds with a checkpoint: the run can go back to them.
         """
         return self.rounds() or [0]
 

@@ -108,7 +108,7 @@ def tell(message: str = "", *, nl: bool = True) -> None:
 def tell_list(title: str, lines: Iterable[str], count: int | None = None) -> None:
     """Write a title with a count, and the first lines below it.
 
-    ``count`` is the number in all if ``lines`` are only the first ones.
+    ``count`` is the total if ``lines`` has only the first lines.
     """
     listed = list(lines)
     total = len(listed) if count is None else count

@@ -41,7 +41,7 @@ def require_input_size(spec: InputSpec) -> None:
     if min(spec.image_shape) < 1 or math.prod(spec.image_shape) > MOST_NUMBERS:
         raise ValueError(
             f"found inputs of shape {spec.image_shape}, expected positive numbers "
-            f"whose product is at most {MOST_NUMBERS}"
+            f"with a product of at most {MOST_NUMBERS}"
         )
 
 
@@ -52,7 +52,7 @@ class SitesSettings(Settings):
     Attributes
     ----------
     image_shape
-        (height, width, channels) to which every site resizes its images; (1, 1, d) for
+        (height, width, channels); every site resizes its images to it. (1, 1, d) for
         rows of d features.
     class_names
         Names of the classes in the order of the labels.

@@ -166,8 +166,8 @@ def replies_in_order(
     than `MOST_HELD_BACK` times as many are unanswered or have a reply that waits for an
     earlier one's. So neither side holds more, however many messages there are.
 
-    A `NoReply` stands for a reply that is late by ``patience``, that cannot be read, or
-    whose message was not accepted; the last two only if nodes may be away. Raises
+    A `NoReply` stands for a reply that is late by ``patience``, and, if nodes may be
+    away, for a reply that cannot be read or a message that was not accepted. Raises
     `Interrupted` once ``stop`` is set.
     """
     window = Window(grid, at_once, patience)
@@ -255,10 +255,10 @@ class Window:
         return [(sent, self._replies.pop(sent)) for sent in answered]
 
     def _give_up(self) -> None:
-        """Store a `NoReply` for each message whose time limit has passed.
+        """Store a `NoReply` for each message after its time limit.
 
         Not with `_record_outcome`: nothing has arrived, and a silent node still counts
-        among those of which most must reply before the round's median is known.
+        when the round's median waits for the replies of most nodes.
         """
         pace, now = self._patience.pace, time.monotonic()
         if pace is None:

@@ -31,7 +31,7 @@ class Evaluation:
     bin_counts: tuple[int, ...]
     bin_confidence: tuple[float, ...]
     bin_correct: tuple[int, ...]
-    # Σ_i P(y_i) over all examples and over the correct ones, if labels have weights
+    # Σ_i P(y_i) over all examples and over the correct examples, if labels have weights
     # P(y); both None if all examples count the same.
     weight_sum: float | None = None
     weight_correct: float | None = None

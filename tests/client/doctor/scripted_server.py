@@ -139,7 +139,9 @@ def look(file: Path, subject: str, *changes: str) -> Finding:
     return {check.subject: check.look for check in checks}[subject]()
 
 
-def told(finding: Finding, verdict: Verdict, found: str = "", mend: str = "") -> None:
+def assert_finding(
+    finding: Finding, verdict: Verdict, found: str = "", mend: str = ""
+) -> None:
     """Require a verdict, what is found and how it is mended."""
     assert finding.verdict is verdict, finding
     assert found in finding.found

@@ -35,10 +35,10 @@ from knnper.transport.diagnosis import GATEWAY_HEADERS, Finding, Verdict, examin
 from tests.client.doctor.scripted_server import (
     Script,
     answering,
+    assert_finding,
     client,
     look,
     saying,
-    told,
     written,
 )
 from tests.client.state import small_site
@@ -82,16 +82,18 @@ def test_no_data(file: Path, exists: bool) -> None:
     if exists:
         (file.parent / "data").mkdir()
     state = "no examples" if exists else "does not exist"
-    told(look(file, "data"), PROBLEM, state, f"knnper site check {file}")
+    assert_finding(look(file, "data"), PROBLEM, state, f"knnper site check {file}")
 
 
 def test_finding_for_a_used_service_port(file: Path, free_port: str) -> None:
-    told(look(file, "service", free_port), OK, "is free")
+    assert_finding(look(file, "service", free_port), OK, "is free")
     with answering(Script(answers={"/ready": (503, "{}")}), None) as address:
-        told(look(file, "service", port(address)), OK, f"runs at {address}")
+        assert_finding(look(file, "service", port(address)), OK, f"runs at {address}")
     with answering(Script(), None) as address:
         finding = look(file, "service", port(address))
-    told(finding, PROBLEM, f"other software has {address}", "set `service.port`")
+    assert_finding(
+        finding, PROBLEM, f"other software has {address}", "set `service.port`"
+    )
 
 
 def test_a_token_that_others_can_read(file: Path, folder: Path, free_port: str) -> None:
@@ -99,8 +101,10 @@ def test_a_token_that_others_can_read(file: Path, folder: Path, free_port: str) 
     folder.mkdir()
     token.write_text("secret")
     token.chmod(0o640)
-    told(look(file, "service", "service.port=0"), OK)  # the port is not asked for
-    told(look(file, "service", free_port), PROBLEM, mend=f"chmod 600 {token}")
+    assert_finding(
+        look(file, "service", "service.port=0"), OK
+    )  # the port is not asked for
+    assert_finding(look(file, "service", free_port), PROBLEM, mend=f"chmod 600 {token}")
 
 
 def kept(file: Path) -> Finding:
@@ -115,8 +119,8 @@ def kept(file: Path) -> Finding:
 
 def test_new_state_folder(file: Path, folder: Path) -> None:
     for subject in ("folder", "refusals"):
-        told(look(file, subject), OK)
-    told(look(file, "model"), SKIPPED)
+        assert_finding(look(file, subject), OK)
+    assert_finding(look(file, "model"), SKIPPED)
     assert not folder.exists()
 
 
@@ -129,11 +133,13 @@ def test_the_folder_of_another_client_or_key(file: Path, folder: Path) -> None:
 
     SiteState(folder, "site-b")
     mend = "give every client a `state` folder of its own"
-    told(owner(file), PROBLEM, "is the state of the client 'site-b'", mend)
+    assert_finding(owner(file), PROBLEM, "is the state of the client 'site-b'", mend)
     (folder / "identity.json").unlink()
     write_node_key(folder.parent / "site-a.key", new_node_key())
     SiteState(folder, NAME, fingerprint(new_node_key().public_key()))
-    told(owner(client(folder.parent, tls=True)), PROBLEM, mend="bring the key back")
+    assert_finding(
+        owner(client(folder.parent, tls=True)), PROBLEM, mend="bring the key back"
+    )
 
 
 def test_refusals_are_reported(file: Path, folder: Path) -> None:
@@ -143,7 +149,7 @@ def test_refusals_are_reported(file: Path, folder: Path) -> None:
         ("model", "expected the model 12, found 34", PROBLEM, "the same versions"),
     ):
         note_refusal(folder, about, reason)  # type: ignore[arg-type]
-        told(look(file, "refusals"), verdict, reason, mend)
+        assert_finding(look(file, "refusals"), verdict, reason, mend)
 
 
 def test_a_refusal_from_before_the_model_is_past(
@@ -151,16 +157,16 @@ def test_a_refusal_from_before_the_model_is_past(
 ) -> None:
     line = '{"time": "2001-01-01T00:00:00+00:00", "about": "model", "reason": "x"}\n'
     (site_state.folder.path / "refusals.jsonl").write_text(line)
-    told(look(file, "refusals"), OK)
+    assert_finding(look(file, "refusals"), OK)
 
 
 def test_a_model_and_a_memory_as_they_should_be(
     file: Path, site_state: SiteState
 ) -> None:
-    told(kept(file), OK, MODEL.fingerprint[:12])
-    told(kept(file), OK, "50 examples, embedded by it")
+    assert_finding(kept(file), OK, MODEL.fingerprint[:12])
+    assert_finding(kept(file), OK, "50 examples, embedded by it")
     site_state.folder.store.rename(site_state.folder.path / "gone")
-    told(kept(file), WARNING, "there is no memory")
+    assert_finding(kept(file), WARNING, "there is no memory")
 
 
 def test_the_served_model_is_missing_damaged_or_another(
@@ -171,13 +177,13 @@ def test_the_served_model_is_missing_damaged_or_another(
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    told(kept(file), PROBLEM, "it was damaged or replaced")
+    assert_finding(kept(file), PROBLEM, "it was damaged or replaced")
     folder.rename(site_state.folder.path / "elsewhere")
-    told(kept(file), PROBLEM, "not in", "knnper site onboard --model FOLDER")
+    assert_finding(kept(file), PROBLEM, "not in", "knnper site onboard --model FOLDER")
     save_model(folder, other)
     fingerprint_text = f"found {other.fingerprint[:12]}"
     for words in (f"expected the model {MODEL.fingerprint[:12]}", fingerprint_text):
-        told(kept(file), PROBLEM, words)
+        assert_finding(kept(file), PROBLEM, words)
 
 
 def test_a_memory_of_another_model(file: Path, site_state: SiteState) -> None:
@@ -187,15 +193,15 @@ def test_a_memory_of_another_model(file: Path, site_state: SiteState) -> None:
     changed = text.replace(MODEL.fingerprint, other.fingerprint)
     write_atomically(site_state.folder.serving, changed)
     finding = kept(file)
-    told(finding, PROBLEM, MODEL.fingerprint[:12], "start knnper site serve")
+    assert_finding(finding, PROBLEM, MODEL.fingerprint[:12], "start knnper site serve")
     assert other.fingerprint[:12] in finding.expected
 
 
 def test_a_folder_that_others_can_look_into(file: Path, folder: Path) -> None:
     folder.mkdir(mode=0o700)
-    told(look(file, "folder"), OK)
+    assert_finding(look(file, "folder"), OK)
     folder.chmod(0o750)
-    told(look(file, "folder"), WARNING, mend=f"chmod 700 {folder}")
+    assert_finding(look(file, "folder"), WARNING, mend=f"chmod 700 {folder}")
 
 
 def test_unannounced_model_is_refused_and_reported(
@@ -208,8 +214,10 @@ def test_unannounced_model_is_refused_and_reported(
     keep = installer_of(settings, assembly, data, expected="0" * 64)
     with pytest.raises(ModelError, match="expected the model 000000000000"):
         keep(cast(Personalized, SimpleNamespace(reference=handed)))
-    told(look(file, "refusals"), PROBLEM, "expected the model", "the same versions")
-    told(look(file, "model"), SKIPPED)  # nothing of it is installed
+    assert_finding(
+        look(file, "refusals"), PROBLEM, "expected the model", "the same versions"
+    )
+    assert_finding(look(file, "model"), SKIPPED)  # nothing of it is installed
 
 
 AUTHORITY = new_authority("CA of the federation")
@@ -250,7 +258,7 @@ def test_no_way_to_the_server(
         raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    told(look(client(tmp_path), "server"), PROBLEM, cause, mend)
+    assert_finding(look(client(tmp_path), "server"), PROBLEM, cause, mend)
 
 
 def signed(host: str = "127.0.0.1", days: int = 100) -> CertifiedKey:
@@ -290,14 +298,14 @@ def test_what_is_wrong_with_the_server(
     ends: Ends,
     expected: tuple[Verdict, str, str],
 ) -> None:
-    told(asked(tmp_path, subject, script, *ends), *expected)
+    assert_finding(asked(tmp_path, subject, script, *ends), *expected)
 
 
 @pytest.mark.parametrize("tls", [True, False])
 def test_software_that_speaks_neither(tmp_path: Path, tls: bool) -> None:
     with saying(b"SSH-2.0-OpenSSH_9.6\r\n") as server:
         finding = look(client(tmp_path, server, tls), "tls")
-    told(finding, PROBLEM, "other software has the port", "correct `server`")
+    assert_finding(finding, PROBLEM, "other software has the port", "correct `server`")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +321,7 @@ def test_clocks(
     tmp_path: Path, server_ahead_s: float, verdict: Verdict, direction: str
 ) -> None:
     finding = asked(tmp_path, "clock", Script(ahead_s=server_ahead_s))
-    told(finding, verdict, direction, "NTP")
+    assert_finding(finding, verdict, direction, "NTP")
     # The server tells whole seconds.
     clock_error = finding.found.split(" clock is ")[1].split(" s ")[0]
     assert abs(float(clock_error) - abs(server_ahead_s)) <= 0.75
@@ -324,7 +332,7 @@ def test_another_authority_and_all_that_is_wrong(tmp_path: Path) -> None:
     other = new_authority("another CA")
     finding = asked(tmp_path, "certificate", None, server, other)
     for words in ("expired on", "not for 127.0.0.1", "not signed by CN=another CA"):
-        told(finding, PROBLEM, words, "copy the ca.crt")
+        assert_finding(finding, PROBLEM, words, "copy the ca.crt")
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
@@ -333,13 +341,13 @@ def test_an_authority_that_cannot_be_read(tmp_path: Path, content: str | None) -
     if content is not None:
         ca.write_text(content)
     finding = look(client(tmp_path, tls=True), "certificate")
-    told(finding, PROBLEM, str(ca), "copy the federation's ca.crt there")
+    assert_finding(finding, PROBLEM, str(ca), "copy the federation's ca.crt there")
 
 
 def test_an_expired_authority(tmp_path: Path) -> None:
     written(tmp_path, new_authority("old CA", days=-1), "ca")
     finding = look(client(tmp_path, tls=True), "certificate")
-    told(finding, PROBLEM, "of the authority, the certificate expired on")
+    assert_finding(finding, PROBLEM, "of the authority, the certificate expired on")
 
 
 # What Flower answers to a key that it knows, and to one that it does not.
@@ -370,9 +378,9 @@ def standing(name: str, idle_s: float | None) -> dict[str, object]:
 
 def test_a_key_as_it_should_be_and_one_that_others_can_read(key: Path) -> None:
     file = client(key.parent, tls=True)
-    told(look(file, "key"), OK, "SHA256:")
+    assert_finding(look(file, "key"), OK, "SHA256:")
     key.chmod(0o644)
-    told(look(file, "key"), WARNING, mend=f"chmod 600 {key}")
+    assert_finding(look(file, "key"), WARNING, mend=f"chmod 600 {key}")
 
 
 @pytest.mark.parametrize("content", [None, "no key", "pub"])
@@ -382,7 +390,7 @@ def test_a_key_that_is_none(key: Path, content: str | None) -> None:
     if content is not None:
         key.write_text(public if content == "pub" else content)
     mend = "fed register FEDERATION site-a site-a.key.pub"
-    told(look(client(key.parent, tls=True), "key"), PROBLEM, str(key), mend)
+    assert_finding(look(client(key.parent, tls=True), "key"), PROBLEM, str(key), mend)
 
 
 @pytest.mark.parametrize(
@@ -402,17 +410,17 @@ def test_a_key_that_is_none(key: Path, content: str | None) -> None:
 def test_what_the_server_says_of_a_key(
     key: Path, status: int, body: object, verdict: Verdict, cause: str, mend: str
 ) -> None:
-    told(registered(key, status, body), verdict, cause, mend)
+    assert_finding(registered(key, status, body), verdict, cause, mend)
 
 
 def test_the_own_node_is_no_second_one(key: Path) -> None:
     state = key.parent / "state"
     with lock_state(state):
         finding = registered(key, 400, standing("site-a", 0.1))
-        told(finding, OK, "its node runs")
+        assert_finding(finding, OK, "its node runs")
         Activation.of(state).note(7)
     finding = registered(key, 400, standing("site-a", 3.0))
-    told(finding, WARNING, "did not leave in order")
+    assert_finding(finding, WARNING, "did not leave in order")
 
 
 def test_no_answer(key: Path) -> None:
