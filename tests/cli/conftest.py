@@ -33,6 +33,22 @@ def make_run(path: Path, seed: int) -> Path:
     return folder.path
 
 
+def write_client_file(folder: Path, *, more: str) -> Path:
+    """Write the settings of a client with 200 digits, and the digits beside them.
+
+    ``more`` is a further line of the settings.
+    """
+    digits = DigitsSettings().load().train
+    inputs, labels = np.asarray(digits.images[:200]), np.asarray(digits.labels[:200])
+    np.savez(folder / "digits.npz", inputs=inputs, labels=labels)
+    path = folder / "client.yaml"
+    path.write_text(
+        "name: site-a\nserver: nowhere.invalid:1\ninsecure: true\n"
+        f"data: {{name: npz, path: digits.npz}}\n{more}\n"
+    )
+    return path
+
+
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "first", seed=1)

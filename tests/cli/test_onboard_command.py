@@ -14,6 +14,7 @@ from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.digits import DigitsSettings
 from knnper.datastore.class_prior import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
+from tests.cli.conftest import write_client_file
 
 
 def run_command(*arguments: object) -> Result:
@@ -29,16 +30,7 @@ def exported(tmp_path: Path, run: Path) -> Path:
 
 @pytest.fixture
 def client_file(tmp_path: Path) -> Path:
-    """A client with 200 digits in one file."""
-    digits = DigitsSettings().load().train
-    inputs, labels = np.asarray(digits.images[:200]), np.asarray(digits.labels[:200])
-    np.savez(tmp_path / "digits.npz", inputs=inputs, labels=labels)
-    path = tmp_path / "client.yaml"
-    path.write_text(
-        "name: site-a\nserver: nowhere.invalid:1\ninsecure: true\n"
-        "data: {name: npz, path: digits.npz}\nstate: kept\n"
-    )
-    return path
+    return write_client_file(tmp_path, more="state: kept")
 
 
 def test_an_exported_model_is_the_runs(run: Path, exported: Path) -> None:

@@ -9,8 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from knnper.data.digits import DigitsSettings
-from tests.cli.conftest import make_run
+from tests.cli.conftest import make_run, write_client_file
 from tests.docker.test_images import LEFT_OUT
 from tests.fresh_process import run_fresh
 from tests.processes import LOCALHOST, Commands, free_port, wait_until
@@ -50,26 +49,11 @@ def test_a_site_can_compute_the_metrics(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def client_file(tmp_path: Path) -> Path:
-    """Return the settings file of a client with 200 digits."""
-    digits = DigitsSettings().load().train
-    inputs, labels = np.asarray(digits.images[:200]), np.asarray(digits.labels[:200])
-    np.savez(tmp_path / "digits.npz", inputs=inputs, labels=labels)
-    path = tmp_path / "client.yaml"
-    path.write_text(
-        "name: site-a\nserver: nowhere.invalid:1\ninsecure: true\n"
-        "data: {name: npz, path: digits.npz}\n"
-        f"service: {{port: {free_port()}}}\n"
-    )
-    return path
-
-
 @pytest.mark.integration
-def test_a_site_is_checked_onboarded_and_served(
-    tmp_path: Path, client_file: Path
-) -> None:
+def test_a_site_is_checked_onboarded_and_served(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", seed=1)
+    port = f"service: {{port: {free_port()}}}"
+    client_file = write_client_file(tmp_path, more=port)
     # Python runs this file first in each process, also in those that a command starts.
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "sitecustomize.py").write_text(BLOCK)
