@@ -190,3 +190,13 @@ def test_combinations_are_the_minima(seed: int) -> None:
         # Karush, Kuhn and Tucker: none is lower than of those that take part.
         np.testing.assert_allclose(slopes[shares > 1e-6], slopes @ shares, atol=1e-6)
         assert (slopes > slopes @ shares - 1e-6).all()
+
+
+@pytest.mark.parametrize("huge", [1e9, 1e300])
+def test_huge_variance_does_not_change_mixtures_of_others(huge: float) -> None:
+    generator = RandomKey(0).numpy()
+    variances, means = generator.gamma(2, size=5), generator.normal(size=(5, 4))
+    expected = combinations(variances[1:], means[1:])
+    shares = combinations(np.array([huge, *variances[1:]]), means)
+    np.testing.assert_allclose(shares[1:, 0], 0, atol=1e-4)
+    np.testing.assert_allclose(shares[1:, 1:], expected, atol=1e-3)
