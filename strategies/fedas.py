@@ -196,6 +196,7 @@ class FedAS(PartlyShared):
 
     @override
     def update_problem(self, payload: ModelPayload, update: FedASUpdate) -> str | None:
+        # Traces have no upper limit; the mean stays between the clients' bodies.
         if not 0 <= update.fisher < math.inf:
             return f"fisher: expected a finite number from 0, found {update.fisher}"
         return super().update_problem(payload, update)

@@ -26,7 +26,6 @@ from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
-from knnper.strategies.hypcluster import ClusterUpdate
 from tests.strategies.method_checks import count_embeddings
 from tests.strategies.tiny import noisy, task_for
 
@@ -576,14 +575,62 @@ def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
     honest = honest_updates(method, state)
     first = honest["a"]
     wrong_ones = [*longer(first), *of_other_lengths(first)]
-    if isinstance(first, ClusterUpdate):
-        wrong_ones.append(dataclasses.replace(first, cluster=99))
     assert wrong_ones
     for wrong in wrong_ones:
         used, failures = usable(honest | {"a": wrong}, checks_of(method, state))
         assert [client for client, _ in used] == ["b", "c", "d"], wrong
         assert list(failures) == ["a"]
         method.aggregate(state, iter(used))
+
+
+def extra_numbers(kind: type[Method]) -> dict[str, type]:
+    """Return the types of an update's numbers other than those of every update."""
+    hints = get_type_hints(kind.update_type)
+    return {
+        field.name: hints[field.name]
+        for field in dataclasses.fields(kind.update_type)
+        if hints[field.name] in (int, float)
+        and field.name not in ("num_examples", "train_loss")
+    }
+
+
+EXTREME_NUMBERS = {int: (-1, 10**9), float: (-1.0, 1e9, math.inf, math.nan)}
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "value"),
+    [
+        (name, field, value)
+        for name in WITH_ROUNDS
+        for field, kind in extra_numbers(METHODS[name]).items()
+        for value in EXTREME_NUMBERS[kind]
+    ],
+    indirect=["method"],
+)
+def test_extreme_number_in_update_is_refused_or_bounded(
+    method: Method, field: str, value: float
+) -> None:
+    state = method.init(OF_A_ROUND, RandomKey(1))
+    honest = honest_updates(method, state)
+    extreme = dataclasses.replace(honest["a"], **{field: value})
+    used, failures = usable(honest | {"a": extreme}, checks_of(method, state))
+    after = method.aggregate(state, iter(used))
+    if failures:
+        assert list(failures) == ["a"]
+        assert [client for client, _ in used] == ["b", "c", "d"]
+        return
+    # An accepted number may shift weight between clients, but must leave each tensor
+    # between those that the clients would make alone, with their honest numbers.
+    alone: dict[str, list[Tensor]] = {}
+    for pair in honest.items():
+        made = take_apart(method.aggregate(state, iter([pair])))
+        for path, tensor in made.tensors.items():
+            alone.setdefault(path.partition("/")[0], []).append(tensor)
+    assert_finite(after)
+    for path, tensor in take_apart(after).tensors.items():
+        each = torch.stack(alone[path.partition("/")[0]])
+        assert bool((tensor >= each.amin(dim=0) - 1e-6).all()), path
+        assert bool((tensor <= each.amax(dim=0) + 1e-6).all()), path
 
 
 SENDING_MODELS = [
