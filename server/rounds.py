@@ -20,6 +20,7 @@ from knnper.server.checkpoints import (
     CheckpointWriter,
     History,
 )
+from knnper.server.claims import cap_claims, leeway
 from knnper.server.distribution import in_groups, requests_to_personalize
 from knnper.server.explosion import ExplodedError, explosion_sign, median_loss
 from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
@@ -45,7 +46,6 @@ from knnper.server.screening import (
 )
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
-from knnper.server.weights import cap_claims, leeway
 from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.evaluation import Validation
 from knnper.strategies.core.method import UNSEEN_CLIENT, origins

@@ -15,12 +15,12 @@ from knnper.experiment import FederationSettings, RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
+from knnper.server.claims import cap_claims
 from knnper.server.explosion import ExplodedError
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
 from knnper.server.roster import Member, Roster
 from knnper.server.rounds import RoundLoop
-from knnper.server.weights import cap_claims
 from knnper.strategies.core.evaluation import (
     NUM_CALIBRATION_BINS,
     Evaluation,

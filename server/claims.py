@@ -1,4 +1,4 @@
-"""Weights of clients that claim their number of examples themselves."""
+"""Numbers of examples that clients claim: their weights, and limits on updates."""
 
 import math
 import statistics
