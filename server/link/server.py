@@ -23,13 +23,13 @@ from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
 from knnper.server.link.connections import ConnectionLimits
 from knnper.server.link.gateway import Gateway
 from knnper.server.link.gateway_rules import RegisteredClients, Rules
+from knnper.server.link.listener import Listener
 from knnper.server.link.notices import Notices
 from knnper.server.link.registration import ControlPort, reconcile
 from knnper.server.link.replies import Replies
 from knnper.server.link.request_limits import Meter
 from knnper.server.link.server_apps import ServerApps
 from knnper.server.link.setup import LOCK, keep_to_owner
-from knnper.server.link.sockets import Listener
 from knnper.server.link.superlink import (
     SuperLink,
     raise_descriptor_limit,

@@ -19,10 +19,10 @@ from knnper.server.link.authorized import Registered
 from knnper.server.link.connections import ConnectionLimits
 from knnper.server.link.gateway import Gateway
 from knnper.server.link.gateway_rules import RegisteredClients, Rules
+from knnper.server.link.listener import Listener
 from knnper.server.link.notices import Notices
 from knnper.server.link.replies import Replies
 from knnper.server.link.request_limits import Meter
-from knnper.server.link.sockets import Listener
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import Address, fingerprint, new_node_key
 from knnper.transport.sockets import listen
