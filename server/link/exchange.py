@@ -12,8 +12,8 @@ Scope = Mapping[str, Any]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
-FLOWERS_PREFIX = "flwr-"  # of the names of Flower's headers
-_PASSED_BACK = frozenset({"content-type", "content-length"})
+FLOWER_HEADER_PREFIX = "flwr-"
+_HEADERS_TO_CLIENTS = frozenset({"content-type", "content-length"})
 
 
 class Exchange:
@@ -54,7 +54,7 @@ class Exchange:
         passed = {
             name.encode(): value.encode()
             for name, value in response.headers.items()
-            if name in _PASSED_BACK or name.startswith(FLOWERS_PREFIX)
+            if name in _HEADERS_TO_CLIENTS or name.startswith(FLOWER_HEADER_PREFIX)
         }
         await self._start(response.status_code, [*passed.items(), *extra_headers])
         body = {"type": "http.response.body"}

@@ -31,7 +31,7 @@ from flwr.proto.run_pb2 import GetRunRequest
 from google.protobuf.message import Message
 
 from knnper.server.link.arrivals import Arrivals
-from knnper.server.link.exchange import FLOWERS_PREFIX, Exchange, Scope, Send
+from knnper.server.link.exchange import FLOWER_HEADER_PREFIX, Exchange, Scope, Send
 from knnper.server.link.gateway_rules import (
     AuthenticatedClient,
     GatewayRefusal,
@@ -47,7 +47,7 @@ from knnper.server.link.request_limits import Meter, Receive, read_body
 from knnper.transport import flower_protocol as flower
 from knnper.transport.diagnosis import GATEWAY_HEADERS, own_versions, with_standing
 
-_PASSED_ON = frozenset({"content-type", "accept"})
+_HEADERS_TO_FLOWER = frozenset({"content-type", "accept"})
 _LONGEST_ERROR = 64 * 1024
 _IS_CONNECTED = (
     "is connected already, or was until less than a minute ago: another process uses "
@@ -60,7 +60,7 @@ _LOOK_S = 0.1
 _ANNOUNCED_PAUSE_S = 30.0
 _HEARTBEAT_EVERY_S = 27.0
 # Connections of unknown or slow clients are closed.
-_THE_END = (b"connection", b"close")
+_CLOSE_CONNECTION = (b"connection", b"close")
 _VERSIONS = [
     (header.encode(), own_versions()[package].encode())
     for package, header in GATEWAY_HEADERS.items()
@@ -108,7 +108,7 @@ class Gateway:
                 async with self._forward(
                     exchange.method, flower.HEALTH, exchange.headers
                 ) as response:
-                    await exchange.stream(response, [*_VERSIONS, _THE_END])
+                    await exchange.stream(response, [*_VERSIONS, _CLOSE_CONNECTION])
                 return
             caller = await self._caller(exchange)
             with self.meter.one_request(caller.key):
@@ -117,7 +117,7 @@ class Gateway:
             self._log(exchange, caller, refusal)
             headers = [*_VERSIONS] if exchange.path == flower.HEALTH else []
             if caller is None or refusal.status == HTTPStatus.GATEWAY_TIMEOUT:
-                headers.append(_THE_END)
+                headers.append(_CLOSE_CONNECTION)
             await exchange.answer(refusal.status, refusal.body(), extra_headers=headers)
 
     async def _caller(self, exchange: Exchange) -> AuthenticatedClient:
@@ -295,7 +295,7 @@ class Gateway:
         passed_on = {
             name: value
             for name, value in headers.items()
-            if name in _PASSED_ON or name.startswith(FLOWERS_PREFIX)
+            if name in _HEADERS_TO_FLOWER or name.startswith(FLOWER_HEADER_PREFIX)
         }
         # Only parsed fields are forwarded: unknown fields and headers do not reach
         # Flower.
