@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    PositiveFloat,
-)
+from knnper.settings import PositiveFloat
 from knnper.simulation.partition.allocation import (
     Assignment,
     Integers,

@@ -7,9 +7,7 @@ from numpy.typing import NDArray
 
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    PositiveFloat,
-)
+from knnper.settings import PositiveFloat
 from knnper.simulation.partition.allocation import (
     Assignment,
     Integers,

@@ -7,9 +7,7 @@ import numpy as np
 
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-from knnper.settings import (
-    PositiveInt,
-)
+from knnper.settings import PositiveInt
 from knnper.simulation.partition.allocation import (
     Assignment,
     Integers,
