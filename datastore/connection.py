@@ -260,7 +260,7 @@ class WriteAheadLog:
     def __init__(self, connection: Connection, path: Path) -> None:
         self.connection = connection
         self._path = path
-        # The size to which the file is cut when the log begins again.
+        # SQLite cuts the file to this size when it starts the log over.
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
 
     def checkpoint_if_long(self) -> None:

@@ -1,7 +1,7 @@
 """Files beside a store's database: the record of acknowledged changes, and the lock.
 
-SQLite cannot tell a damaged log from a log that a crash cut short: in both cases it
-drops the first incomplete transaction and all later ones without an error. A store
+SQLite cannot distinguish a damaged log from one that a crash cut short: in both cases
+it drops the first incomplete transaction and all later ones without an error. A store
 therefore records its number of acknowledged changes after each transaction; a database
 with fewer changes is damaged.
 

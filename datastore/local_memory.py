@@ -700,9 +700,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _as_rows(self, inputs: NDArray[Any], *, is_first: bool) -> Tensor:
         """Convert inputs (n, p) of a memory without a model to rows of float32.
 
-        Columns whose values float32 cannot tell apart are stored relative to an origin.
-        `fit` selects these columns and their origins; later calls keep them, because
-        their inputs may be too few to measure how much a column varies.
+        Columns with values that float32 cannot distinguish are stored relative to an
+        origin. `fit` selects these columns and their origins; later calls keep them,
+        because their inputs may be too few to measure how much a column varies.
         """
         if not is_first:
             return as_tensor(self._rounded(inputs))

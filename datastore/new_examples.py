@@ -86,7 +86,7 @@ def _require_inputs(inputs: Tensor | None, spec: StoreSpec, num_rows: int) -> No
         if inputs is not None:
             raise DataError(
                 "inputs: found inputs, but this store keeps none; leave them out, or "
-                "create a store whose spec gives the layout of inputs"
+                "create a store with a layout of inputs in its spec"
             )
         return
     expected = (num_rows, *spec.input.shape)
