@@ -58,18 +58,15 @@ class DataChanges:
         return ", ".join(counts) or "none"
 
 
-def find_changes(store: StoreReader, offered: Offered, data: SiteData) -> DataChanges:
-    """Compare ``data`` with the store that was made of it."""
-    return reading(lambda: _compare(store, offered, data))
-
-
 def all_new(data: SiteData) -> DataChanges:
     """Return the changes for a client that has no memory yet."""
     return DataChanges(new=data.train.names + data.validation.names)
 
 
-def reading(read: Callable[[], R]) -> R:
+def retry_if_deleted(read: Callable[[], R]) -> R:
     """Call ``read``, again if another process deletes examples that it reads."""
+    # One snapshot for the whole of ``read`` would need no retries, but the process that
+    # deletes could not erase the bytes of the examples before the end of ``read``.
     for _ in range(READ_ATTEMPTS - 1):
         try:
             return read()
@@ -78,7 +75,12 @@ def reading(read: Callable[[], R]) -> R:
     return read()
 
 
-def _compare(store: StoreReader, offered: Offered, data: SiteData) -> DataChanges:
+def find_changes(store: StoreReader, offered: Offered, data: SiteData) -> DataChanges:
+    """Compare ``data`` with the store that was made of it.
+
+    `ExamplesMissingError` if another process deletes examples that are compared, see
+    `retry_if_deleted`.
+    """
     contents = store.contents()
     names = store.external_ids(contents.ids)
     stored = {name for name in names if name is not None}

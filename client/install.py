@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knnper.client.data_changes import find_changes, reading
+from knnper.client.data_changes import find_changes, retry_if_deleted
 from knnper.client.expected_gain import estimate
 from knnper.client.state import (
     Accuracy,
@@ -138,7 +138,7 @@ def prepare(
     with open_store(folder.store) as store:
         offered = Offered(folder)
         settings = store.settings
-        plan = reading(
+        plan = retry_if_deleted(
             lambda: _plan_update(store, model, offered, data, forget_vanished)
         )
     # λ, k and σ are chosen on a copy in memory of what the store is going to hold.

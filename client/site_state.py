@@ -5,7 +5,12 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from knnper.client.data_changes import DataChanges, all_new, find_changes
+from knnper.client.data_changes import (
+    DataChanges,
+    all_new,
+    find_changes,
+    retry_if_deleted,
+)
 from knnper.client.install import Decided, build, prepare, settle
 from knnper.client.state import (
     Offered,
@@ -141,7 +146,9 @@ class SiteState:
         if not self.has_store():
             return all_new(data)
         with open_store(self.folder.store) as store:
-            return find_changes(store, Offered(self.folder), data)
+            return retry_if_deleted(
+                lambda: find_changes(store, Offered(self.folder), data)
+            )
 
 
 def _require_read_for(model: GlobalModel, data: SiteData) -> None:

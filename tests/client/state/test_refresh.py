@@ -18,8 +18,8 @@ from knnper.client.settings import ClientSettings, read_client
 from knnper.client.site_state import SiteState
 from knnper.client.state import SiteStateError
 from knnper.data.site import open_site
-from knnper.datastore.examples import NewExamples, Selection, StoreFullError
-from knnper.datastore.store import Store, open_store
+from knnper.datastore.examples import Ids, NewExamples, Selection, StoreFullError
+from knnper.datastore.store import Store, StoreReader, open_store
 from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.state.small_site import (
     TASK,
@@ -229,6 +229,28 @@ def test_what_the_owner_deleted_or_added_is_left_alone(site: Site) -> None:
     assert not refresh(site.settings, forget_vanished=True).changes
     assert name not in site.stored()
     assert "ward/17" in site.stored()
+
+
+def test_examples_deleted_during_a_refresh_are_left_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_inputs = StoreReader.inputs
+    names = [site.data.name(site.number_in(split)) for split in ("train", "validation")]
+    to_delete = list(names)
+    with open_served(site.state) as served:
+
+        def inputs(store: StoreReader, ids: Ids) -> Tensor:
+            if to_delete:
+                served.delete(Selection(external_ids=(to_delete.pop(),)))
+            return read_inputs(store, ids)
+
+        monkeypatch.setattr(StoreReader, "inputs", inputs)
+        # Each of the two deletions starts the comparison again.
+        site.data.put(20, 20)
+        changes = refresh(site.settings).changes
+    assert not to_delete
+    assert changes == DataChanges(new=(site.data.name(20),))
+    assert not set(names) & set(site.stored())
 
 
 def test_what_is_tested_on_now_leaves(site: Site) -> None:
