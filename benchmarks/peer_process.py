@@ -50,8 +50,10 @@ class PeerTask:
     @classmethod
     def load(cls, folder: Path) -> "PeerTask":
         """Read a task written by `save`, including the whole network."""
-        held = torch.load(folder / TASK_FILE, mmap=True, weights_only=False)
-        return cls(**{**held, "images": BareImages(**held["images"])})
+        # The network is a traced module, not only tensors; the benchmark that runs this
+        # process has written the file itself.
+        fields = torch.load(folder / TASK_FILE, mmap=True, weights_only=False)
+        return cls(**{**fields, "images": BareImages(**fields["images"])})
 
     def optimizer(self, parameters: Iterable[Tensor], lr: float) -> SGD:
         """Return the optimizer of local training."""
