@@ -270,7 +270,7 @@ def _reason_of(error: Exception, place: Path) -> str:
     place.parent.mkdir(exist_ok=True)
     write_atomically(place, "".join(traceback.format_exception(error)))
     kind = type(error).__name__
-    return f"{kind}: {error}. Where in the code that was stands in {place}"
+    return f"{kind}: {error}. The traceback is in {place}"
 
 
 def write_own_report(

@@ -402,7 +402,7 @@ def test_all_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
         f"{paths[0]}: x: found 'lost', which is not varied",
         f"{paths[1]}: options.partitions: found 0",
         "none.yaml: there is no such file",
-        "the keys name, varry, expected a key that tells its kind",
+        "the keys name, varry, expected a key that only one kind has",
         "sweep: grid or variants or random",
     ):
         assert expected in told
@@ -414,7 +414,7 @@ def test_all_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
 def test_a_file_of_no_kind(tmp_path: Path, text: str, found: str) -> None:
     path = tmp_path / "file.yaml"
     path.write_text(text)
-    assert f"found {found}, expected a key that tells its kind" in problems_of(path)
+    assert f"found {found}, expected a key that only one kind has" in problems_of(path)
 
 
 def test_names_differ(tmp_path: Path) -> None:
