@@ -41,7 +41,11 @@ from knnper.process import compute_device, keep_freed_memory
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import KINDS, site_catalogue, title_of
-from knnper.strategies.core.assembly import Assembly, bound, task_of_experiment
+from knnper.strategies.core.assembly import (
+    Assembly,
+    assemble_with_task,
+    task_of_experiment,
+)
 from knnper.strategies.core.exported_model import (
     ModelError,
     ends_with_global_model,
@@ -199,7 +203,7 @@ class SiteNode:
                 of_embeddings(whole),
                 on_trained=lambda steps, examples: trained.append((steps, examples)),
             )
-            assembly = bound(experiment, learned)
+            assembly = assemble_with_task(experiment, learned)
             source = _SiteSource(data, job.seen and settings.train)
             if learned.spec != whole.spec:
                 embed = functools.partial(

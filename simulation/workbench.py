@@ -25,7 +25,11 @@ from knnper.simulation.partition.clients import Partition
 from knnper.simulation.partition.split import fingerprint, make_partition
 from knnper.simulation.precision import with_faster_precision
 from knnper.simulation.virtual_clients import VirtualClients, VirtualMembers
-from knnper.strategies.core.assembly import Assembly, bound, task_of_experiment
+from knnper.strategies.core.assembly import (
+    Assembly,
+    assemble_with_task,
+    task_of_experiment,
+)
 from knnper.strategies.core.embedding_pool import EmbeddingPool
 from knnper.strategies.core.frozen import embedded, of_embeddings
 from knnper.strategies.core.task import Task
@@ -110,7 +114,7 @@ def build_workbench(
     if len(partition.proxy) > 0:
         proxy = functools.partial(inputs.train.examples_at, partition.proxy)
     task = replace(task, proxy=proxy, pool=pool or EmbeddingPool())
-    assembly = bound(experiment, task)
+    assembly = assemble_with_task(experiment, task)
     return Workbench(
         experiment=assembly.experiment,
         key=assembly.key,

@@ -25,7 +25,7 @@ from knnper.strategies.core.task import Task
 
 @dataclass(frozen=True)
 class Assembly:
-    """An experiment with its model and method built; the clients come apart."""
+    """The model and the method of an experiment, without its clients."""
 
     experiment: Experiment  # with the settings that building the model has fixed
     key: RandomKey  # the root of all random choices
@@ -54,11 +54,11 @@ def task_of_experiment(
 
 def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
     """Build the model and the method of an experiment."""
-    return bound(experiment, task_of_experiment(experiment, spec))
+    return assemble_with_task(experiment, task_of_experiment(experiment, spec))
 
 
 @explained()
-def bound(experiment: Experiment, task: Task) -> Assembly:
+def assemble_with_task(experiment: Experiment, task: Task) -> Assembly:
     """Build the method, and record in the experiment how its model was built."""
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
