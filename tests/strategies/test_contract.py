@@ -1,4 +1,4 @@
-"""What every method of the catalogue must keep to."""
+"""The contract of all methods and personalisations in the catalogue."""
 
 import dataclasses
 import functools
@@ -48,7 +48,7 @@ class Trained:
 
 
 def build(spec: type[Method], task: Task, on_top: str | None = None) -> Method:
-    """Return a method with what it has on top, or with ``on_top``."""
+    """Build a method with its personalisation, or with ``on_top`` in its place."""
     top = PERSONALIZERS[on_top or spec.personalization]
     method = spec(task, spec.settings_type())
     return top(task, method, top.settings_type())
@@ -62,14 +62,14 @@ def client_update(
     memory: Any = None,
     server_round: int = 1,
 ) -> tuple[Any, Any]:
-    """Return what ``client`` keeps of a round and what it sends."""
+    """Train a client in a round; return its state and its update."""
     rng = RandomKey(server_round).child(client)
     payload = method.broadcast(state, client, rng)
     return method.client_update(payload, memory, data, server_round, rng)
 
 
 def train(name: str, on_top: str | None = None, **of_task: Any) -> Trained:
-    """Return a round of a method with its defaults; the server has data of its own."""
+    """Train a method for one round; the server has examples of its own."""
     proxy = noisy(7, 0, seed=2).train
     task = replace(task_for(name, TRAINING), proxy=lambda: proxy, **of_task)
     method = build(METHODS[name], task, on_top)
@@ -85,11 +85,11 @@ def train(name: str, on_top: str | None = None, **of_task: Any) -> Trained:
 
 
 trained = functools.cache(train)
-"""The same, of which nothing is changed; `train` returns one of one's own."""
+"""As `train`, with one shared result for the same arguments: do not change it."""
 
 
 def personal(run: Trained, client: str, data: ClientData, seed: int = 3) -> Predictor:
-    """Return what a client is served after the round."""
+    """Personalise for a client after the round."""
     payload = run.method.broadcast(run.state, client, RandomKey(2))
     return run.method.personalize(
         payload, run.memory.get(client), data, RandomKey(seed)
@@ -102,7 +102,7 @@ def test_every_file_holds_a_method() -> None:
     kinds = {**METHODS, **PERSONALIZERS}
     assert {kind.__module__.rpartition(".")[2] for kind in kinds.values()} == {
         *files,
-        "method",  # what puts nothing on top
+        "method",  # defines `AsItIs`
     }
     assert all(kind.name == name for name, kind in kinds.items())
     with pytest.raises(TypeError):
@@ -175,7 +175,7 @@ def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
 
 
 SIZES = [(0, 0, 3), (0, 2, 3), (1, 0, 3), (1, 1, 3), (2, 1, 3), (6, 4, 1), (6, 4, 3)]
-"""Of the training and the validation split, and how many labels there are."""
+"""Lengths of the training and the validation split, and numbers of labels."""
 
 
 @pytest.mark.parametrize("known_as", ["a", UNSEEN_CLIENT])
@@ -210,15 +210,16 @@ def test_without_data_everyone_is_served_the_unpersonalised_model(name: str) -> 
         assert torch.equal(served[0], expected)
 
 
-NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
-
-"""What are another method's rounds with something on top."""
+WITH_PERSONALIZATION = [
+    name for name in METHODS if METHODS[name].personalization != AS_IT_IS
+]
+"""Methods with the rounds of another one and a personalisation on top."""
 
 
 @pytest.mark.parametrize(
     ("name", "on_top"),
     [
-        *((name, METHODS[name].personalization) for name in NAMED),
+        *((name, METHODS[name].personalization) for name in WITH_PERSONALIZATION),
         *itertools.product(
             ("fedavg", "scaffold"), sorted({*PERSONALIZERS} - {AS_IT_IS})
         ),
@@ -228,7 +229,7 @@ def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
     topped = trained(name, on_top)
     plain = trained(trained_as(name), AS_IT_IS)
     assert topped.method.num_rounds == plain.method.num_rounds
-    # What is on top may send more along; of the method's own nothing differs.
+    # A personalisation may add tensors, but must not change the method's.
     expected, tensors = (take_apart(run.state).tensors for run in (plain, topped))
     assert all(torch.equal(tensors[path], expected[path]) for path in expected)
     assert len(topped.updates) == len(plain.updates) > 0
@@ -307,8 +308,7 @@ def test_together_clients_are_served_what_they_would_be_alone(name: str) -> None
 
 
 PARTICIPANTS = (("a", "b", "c"), ("c", "d", "e"), ("a", "b", "d"))
-
-"""Of three rounds: some clients miss the first, some the second."""
+"""The clients of three rounds: some miss the first, some the second."""
 
 KEEPING = [name for name in WITH_ROUNDS if METHODS[name].client_state != "0"]
 
@@ -359,7 +359,7 @@ def rounds(
 
 
 def three_rounds(name: str) -> Method:
-    """Return a method of as many rounds as `PARTICIPANTS` are named for."""
+    """Build a method for the rounds of `PARTICIPANTS`."""
     training = replace(TRAINING, num_rounds=len(PARTICIPANTS))
     return build(METHODS[name], task_for(name, training))
 
@@ -387,12 +387,11 @@ def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(name: str) -> No
 
 
 LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
-
-"""From round 2 on, which is the last one, an eighth of the rate."""
+"""An eighth of the rate from round 2 on, the last round."""
 
 
 def at_three_rates(name: str) -> list[Method]:
-    """Return it at the constant rate, scheduled, and at the later rate throughout."""
+    """Build a method with a constant rate, a schedule, and the later rate always."""
     proxy = noisy(7, 0, seed=2).train
     changes: list[dict[str, Any]] = [{}, {"schedule": LATER}, {"learning_rate": 0.0125}]
     tasks = [task_for(name, replace(TRAINING, **change)) for change in changes]
@@ -447,9 +446,9 @@ BARE = [
 
 
 def validation_splits() -> list[Examples]:
-    """Return one, another of another length, that in another order, and none.
+    """Return four splits: one, a longer one, that in another order, and none.
 
-    On the same examples in another order the choice is the same, but training is not.
+    The order of the examples changes training on them, but no choice by them.
     """
     other = noisy(0, 7, seed=99).validation
     turned = other.take(torch.arange(7).roll(1))
@@ -527,7 +526,7 @@ def longer(update: Any) -> Iterator[Any]:
 
 
 def of_other_lengths(update: Any) -> Iterator[Any]:
-    """Yield the update with another number of tensors, where that is a client's."""
+    """Yield the update with other numbers of tensors in each of its tuples."""
     for field in dataclasses.fields(update):
         value = getattr(update, field.name)
         if isinstance(value, tuple):
