@@ -41,9 +41,10 @@ class RandomKey:
         return np.random.Generator(np.random.PCG64(self.entropy()))
 
     def device(self, client: str) -> tuple[float, float]:
-        """Draw the speeds of a client's device and of its link; of a run's root key.
+        """Draw the speeds of a client's device and of its link.
 
-        Both are standard normal: deviations of the logarithm from its mean.
+        Both are standard normal: deviations of the logarithm from its mean. Call it on
+        the run's root key, so that a client has the same device in all rounds.
         """
         generator = self.child("device", client).numpy()
         return generator.normal(), generator.normal()
