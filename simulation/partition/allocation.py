@@ -171,6 +171,25 @@ def allocate_test_like_train(
     return allocate(test_labels, counts(), key.child("deal"))
 
 
+def assign_counts(
+    train_labels: Integers,
+    test_labels: Integers,
+    counts: Integers,
+    key: RandomKey,
+    weights: NDArray[np.float64] | None = None,
+) -> Assignment:
+    """Give client m ``counts[y, m]`` random training samples of each label y.
+
+    Each label's test samples follow its training samples, see
+    `allocate_test_like_train`. ``counts`` has shape (num_labels, M).
+    """
+    train_owner = allocate(train_labels, counts, key.child("train"))
+    test_owner = allocate_test_like_train(
+        counts, test_labels, key.child("test"), weights
+    )
+    return assignment_of(train_owner, test_owner, counts.shape[1])
+
+
 def count_labels(
     labels: Integers, owner: Integers, shape: tuple[int, int]
 ) -> Iterator[Integers]:

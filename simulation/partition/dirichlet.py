@@ -10,10 +10,8 @@ from knnper.settings import PositiveFloat
 from knnper.simulation.partition.allocation import (
     Assignment,
     Integers,
-    allocate,
-    allocate_test_like_train,
     apportion,
-    assignment_of,
+    assign_counts,
     num_labels_of,
 )
 from knnper.simulation.partition.settings import CountedSettings
@@ -82,8 +80,4 @@ def dirichlet(
     weights = normalise(draw_log_dirichlet(settings.alpha, shape, generator))
     totals = np.bincount(train_labels, minlength=num_labels)
     counts = apportion(weights, totals, key.child("round").numpy())
-    train_owner = allocate(train_labels, counts, key.child("train"))
-    test_owner = allocate_test_like_train(
-        counts, test_labels, key.child("test"), weights
-    )
-    return assignment_of(train_owner, test_owner, settings.num_clients)
+    return assign_counts(train_labels, test_labels, counts, key, weights)

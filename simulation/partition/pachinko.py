@@ -11,9 +11,7 @@ from knnper.settings import PositiveFloat
 from knnper.simulation.partition.allocation import (
     Assignment,
     Integers,
-    allocate,
-    allocate_test_like_train,
-    assignment_of,
+    assign_counts,
     num_labels_of,
 )
 from knnper.simulation.partition.dirichlet import draw_log_dirichlet, normalise
@@ -55,9 +53,7 @@ def pachinko(
     coarse = _coarse_labels(coarse_of, num_labels)
     stock = np.bincount(train_labels, minlength=len(coarse))
     counts = _draw_counts(stock, coarse, settings, key)
-    train_owner = allocate(train_labels, counts, key.child("train"))
-    test_owner = allocate_test_like_train(counts, test_labels, key.child("test"))
-    return assignment_of(train_owner, test_owner, settings.num_clients)
+    return assign_counts(train_labels, test_labels, counts, key)
 
 
 def _coarse_labels(coarse_of: tuple[int, ...] | None, num_labels: int) -> Integers:

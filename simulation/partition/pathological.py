@@ -11,10 +11,8 @@ from knnper.settings import PositiveInt
 from knnper.simulation.partition.allocation import (
     Assignment,
     Integers,
-    allocate,
-    allocate_test_like_train,
     apportion,
-    assignment_of,
+    assign_counts,
     num_labels_of,
 )
 from knnper.simulation.partition.settings import CountedSettings
@@ -58,9 +56,7 @@ def pathological(
     if settings.shares == "uneven":
         weights *= key.child("shares").numpy().uniform(0.4, 0.6, weights.shape)
     counts = apportion(weights, totals, key.child("round").numpy())
-    train_owner = allocate(train_labels, counts, key.child("train"))
-    test_owner = allocate_test_like_train(counts, test_labels, key.child("test"))
-    return assignment_of(train_owner, test_owner, settings.num_clients)
+    return assign_counts(train_labels, test_labels, counts, key)
 
 
 def _choose_labels(
