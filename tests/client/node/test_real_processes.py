@@ -70,6 +70,21 @@ def started(server: RunningServer, config: Path, *arguments: str) -> Running:
     return server.commands.start("client", command, modules)
 
 
+def output_of_run(server: RunningServer, folder: Path, server_code: str) -> str:
+    """Run an app with its own server and client code; return what its server writes."""
+    app, output = folder / "app", folder / "output"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(PROJECT)
+    (app / "trial_server.py").write_text(server_code)
+    (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
+    options = ("--stream", "--run-config", f'output="{output}"')
+    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *options]
+    home = {"FLWR_HOME": str(server.settings.flower_home)}
+    run = server.commands.start("run", words, home)
+    assert run.wait() == 0, run.written
+    return output.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "ready", "expected"),
     [
@@ -85,20 +100,11 @@ def test_the_code_of_a_run_is_run_only_when_allowed(
     expected: str,
 ) -> None:
     config = server.folder.client("site-a") / "client.yaml"
-    app, output = tmp_path / "app", tmp_path / "output"
-    app.mkdir()
-    (app / "pyproject.toml").write_text(PROJECT)
-    (app / "trial_server.py").write_text(SERVER)
-    (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
     client = started(server, config, *arguments)
     client.wait_for(ready)
-    options = ("--stream", "--run-config", f'output="{output}"')
-    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *options]
-    home = {"FLWR_HOME": str(server.settings.flower_home)}
-    run = server.commands.start("run", words, home)
-    assert run.wait() == 0, run.written
+    output = output_of_run(server, tmp_path, SERVER)
     assert client.stop() == 0
-    assert output.read_text() == expected
+    assert output == expected
 
 
 IDLE_S = 6.0  # as long as the gateway then holds the node's request
@@ -130,20 +136,11 @@ def main(grid, context):
 def test_a_node_that_was_idle_begins_within_a_second(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    app, output = tmp_path / "app", tmp_path / "output"
-    app.mkdir()
-    (app / "pyproject.toml").write_text(PROJECT)
-    (app / "trial_server.py").write_text(AFTER_IDLING)
-    (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
     client = started(server, server.folder.client("site-a") / "client.yaml")
     client.wait_for(IN)
-    options = ("--stream", "--run-config", f'output="{output}"')
-    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *options]
-    home = {"FLWR_HOME": str(server.settings.flower_home)}
-    run = server.commands.start("run", words, home)
-    assert run.wait() == 0, run.written
+    output = output_of_run(server, tmp_path, AFTER_IDLING)
     assert client.stop() == 0
-    seconds = [float(line) for line in output.read_text().split()]
+    seconds = [float(line) for line in output.split()]
     assert len(seconds) == 3
     assert min(seconds) < 1
     assert max(seconds) < IDLE_S

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from knnper.client import install
 from knnper.client.expected_gain import estimate, paired_gain
@@ -210,13 +211,18 @@ def test_a_folder_is_one_clients(tmp_path: Path) -> None:
         SiteState(folder, "a")
 
 
+def only_training(model: GlobalModel, inputs: Tensor, labels: Tensor) -> SiteData:
+    """Return the data of a site with a training split alone, named by row."""
+    names = tuple(map(str, range(len(labels))))
+    train = NamedExamples(Examples(inputs, labels), names)
+    nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
+    return SiteData(train, nothing, nothing, model.card.learned)
+
+
 def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
     model, generator = feature_model(), RandomKey(4).numpy()
     inputs = torch.from_numpy(generator.normal(2, 1, (12, 1, 1, 3)).astype("float32"))
-    labels = (inputs[:, 0, 0, 0] > 2).long()
-    train = NamedExamples(Examples(inputs, labels), tuple(map(str, range(12))))
-    nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
-    data = SiteData(train, nothing, nothing, model.card.learned)
+    data = only_training(model, inputs, (inputs[:, 0, 0, 0] > 2).long())
     with open_served(installed(tmp_path, model, data)) as served:
         assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
         prediction = served.predict(inputs)
@@ -225,11 +231,8 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
 
 def test_a_model_of_features_in_another_order_is_refused(tmp_path: Path) -> None:
     inputs = torch.rand((12, 1, 1, 3), generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(12) % 2
-    train = NamedExamples(Examples(inputs, labels), tuple(map(str, range(12))))
-    nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
     model, other = feature_model(), feature_model(("weight", "height", "age"), seed=1)
-    data = SiteData(train, nothing, nothing, model.card.learned)
+    data = only_training(model, inputs, torch.arange(12) % 2)
     with pytest.raises(SiteStateError, match="was read for the features age, height"):
         installed(tmp_path / "unread", other, data)
     site_state = installed(tmp_path, model, data)

@@ -122,12 +122,17 @@ class Site:
         return next(n for n in range(40) if self.data.name(n) in names)
 
 
+def client_of(folder: Path, data: Images | Table) -> ClientSettings:
+    """Write a client's file for the data in a folder, and read it."""
+    file = folder / "client.yaml"
+    file.write_text(f"{FILE}data: {data.kind}\n")
+    return read_client(file)
+
+
 @pytest.fixture(params=[Images, Table])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     data = request.param(tmp_path)
-    file = tmp_path / "client.yaml"
-    file.write_text(f"{FILE}data: {data.kind}\n")
-    settings = read_client(file)
+    settings = client_of(tmp_path, data)
     onboard(settings, data.model)
     return Site(data, settings)
 
@@ -324,9 +329,7 @@ def test_the_eviction_policy_is_kept_to(
 ) -> None:
     data = Images(tmp_path)
     model = small_model(store={"policy": policy, "capacity": 12})
-    file = tmp_path / "client.yaml"
-    file.write_text(f"{FILE}data: {data.kind}\n")
-    settings = read_client(file)
+    settings = client_of(tmp_path, data)
     onboard(settings, model)
     state = SiteState(settings.state, "site-a")
     old = [str(name) for name in stored_names(state)]
@@ -342,9 +345,7 @@ def test_the_eviction_policy_is_kept_to(
 def test_a_memory_that_is_full_is_left_as_it_is(tmp_path: Path) -> None:
     data = Images(tmp_path)
     model = small_model(store={"policy": "concatenate", "capacity": 20})
-    file = tmp_path / "client.yaml"
-    file.write_text(f"{FILE}data: {data.kind}\n")
-    settings = read_client(file)
+    settings = client_of(tmp_path, data)
     onboard(settings, model)
     state = SiteState(settings.state, "site-a")
     old = stored_names(state)
@@ -360,10 +361,8 @@ def test_a_memory_that_is_full_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_without_a_model_there_is_nothing_to_bring_up_to_date(tmp_path: Path) -> None:
     data = Images(tmp_path)
-    file = tmp_path / "client.yaml"
-    file.write_text(f"{FILE}data: {data.kind}\n")
     with pytest.raises(SiteStateError, match="knnper site onboard"):
-        refresh(read_client(file))
+        refresh(client_of(tmp_path, data))
 
 
 def test_a_removed_memory_is_made_of_all_data(site: Site) -> None:
