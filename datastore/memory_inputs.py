@@ -331,18 +331,18 @@ def is_missing(value: Any) -> bool:
     return value is None or is_nan or type(value).__name__ in _MISSING
 
 
-def listed_names(names: Any, argument: str = "names") -> tuple[str | None, ...]:
+def listed_names(names: Any) -> tuple[str | None, ...]:
     """Return names as strings, None for missing names."""
     if isinstance(names, str | bytes):
         raise ValueError(
-            f"{argument}: found the text {names!r}, expected a sequence of names; put "
-            "it into a list"
+            f"names: found the text {names!r}, expected a sequence of names; put it "
+            "into a list"
         )
     listed = names.tolist() if hasattr(names, "tolist") else list(names)
     for row, name in enumerate(listed):
         if not isinstance(name, str) and not is_missing(name):
             raise ValueError(
-                f"{argument}: found {name!r} ({type(name).__name__}) in row {row}, "
+                f"names: found {name!r} ({type(name).__name__}) in row {row}, "
                 "expected a text, or None; give list(map(str, names))"
             )
     return tuple(None if is_missing(name) else name for name in listed)

@@ -377,20 +377,15 @@ def read_arrays(
 
 
 def read_blobs(
-    connection: sqlite3.Connection, table: str, ids: Ids | None = None
-) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield lists of (id, bytes) of all rows, or of ``ids`` (m,), unchecked."""
-    chosen = "" if ids is None else "WHERE id IN (SELECT value FROM json_each(?)) "
+    connection: sqlite3.Connection, table: str
+) -> Iterator[tuple[int, bytes]]:
+    """Yield id and bytes of all rows of a table of inputs or embeddings, unchecked."""
     cursor = connection.execute(
-        f"SELECT id, {_blob_column(table)} FROM {table} {chosen}ORDER BY id",
-        () if ids is None else (ids_json(ids),),
+        f"SELECT id, {_blob_column(table)} FROM {table} ORDER BY id"
     )
-    while rows := cursor.fetchmany(ROWS_AT_ONCE):
+    for example, blob in cursor:
         # Damage may have changed the type.
-        yield [
-            (example, blob if isinstance(blob, bytes) else str(blob).encode())
-            for example, blob in rows
-        ]
+        yield example, blob if isinstance(blob, bytes) else str(blob).encode()
 
 
 def damaged_blobs(connection: sqlite3.Connection, table: str) -> list[int]:

@@ -211,7 +211,7 @@ def _queries_of(
     )
 
 
-def evenly_spread(count: int, most: int | None = None) -> Tensor:
+def evenly_spread(count: int, most: int | None) -> Tensor:
     """Return positions in [0, count), at most ``most``, ascending, int64."""
     if most is None or count <= most:
         return torch.arange(count)

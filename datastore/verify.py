@@ -1,7 +1,6 @@
 """Checks of a store on disk, and a copy of the intact examples of a damaged one."""
 
 import contextlib
-import itertools
 import logging
 import shutil
 import sqlite3
@@ -451,8 +450,7 @@ class DatabaseCheck:
                 "SELECT embedding_dim FROM versions WHERE number = ?", table[11:]
             )
             expected = 4 * dim[0][0] if dim else -1
-        parts = read_blobs(self.connection, table)
-        for example, content in itertools.chain.from_iterable(parts):
+        for example, content in read_blobs(self.connection, table):
             if len(content) != expected or (
                 is_vector and not np.isfinite(np.frombuffer(content, np.float32)).all()
             ):

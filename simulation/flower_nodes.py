@@ -299,12 +299,7 @@ def short_ray_folder(short: Path = Path("/tmp")) -> Path | None:
     return short / "ray"
 
 
-def wait_for_nodes(
-    grid: Grid,
-    stop: threading.Event,
-    num_asked: int,
-    timeout_s: float = NODES_CONNECT_TIMEOUT_S,
-) -> list[int]:
+def wait_for_nodes(grid: Grid, stop: threading.Event, num_asked: int) -> list[int]:
     """Wait until all nodes are registered and some have answered; return their ids.
 
     Nodes register while the ServerApp already runs. Each node knows the total number,
@@ -312,7 +307,7 @@ def wait_for_nodes(
     seconds before its first answer, so ``num_asked`` nodes, one for each local worker,
     are asked at once.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + NODES_CONNECT_TIMEOUT_S
     expected = 0
     while time.monotonic() < deadline:
         if stop.is_set():
@@ -324,8 +319,9 @@ def wait_for_nodes(
             return nodes
         time.sleep(POLL_INTERVAL_S)
     raise RunError(
-        f"expected {expected or 'at least one'} nodes within {timeout_s:.0f} s, found "
-        f"{len(nodes)}; check that the simulation's nodes are running"
+        f"expected {expected or 'at least one'} nodes within "
+        f"{NODES_CONNECT_TIMEOUT_S:.0f} s, found {len(nodes)}; check that the "
+        "simulation's nodes are running"
     )
 
 

@@ -18,8 +18,8 @@ def stored_bytes(folder: Path, ids: Ids) -> list[bytes]:
         return [
             content
             for table in blob_tables(connection)
-            for rows in read_blobs(connection, table, ids)
-            for _, content in rows
+            for example, content in read_blobs(connection, table)
+            if example in ids
         ]
 
 
