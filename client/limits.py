@@ -263,13 +263,13 @@ class Limits:
             # The model distribution is answered with metrics, too.
             needed["validation"] = 1 + (training.num_rounds // every if every else 0)
         answers = Answers(self.client)
-        given = answers.read()
-        same = [answer for answer in given if answer.experiment == self.fingerprint]
+        recorded = answers.read()
+        same = [answer for answer in recorded if answer.experiment == self.fingerprint]
         for kind, number in needed.items():
             # A run that is resumed has used a part of them.
             missing = number - _count(kind, same) % number
-            if missing > answers.num_left(kind, given):
-                numbers = answers.numbers(kind, given)
+            if missing > answers.num_left(kind, recorded):
+                numbers = answers.numbers(kind, recorded)
                 reasons.append(
                     SafeReason(_TOO_FEW_LEFT[kind], missing=missing, **numbers)
                 )
@@ -291,9 +291,9 @@ class Limits:
     def count(self, kind: Kind) -> None:
         """Count one more answer against the limit; on return it is on disk."""
         answers = Answers(self.client)
-        given = answers.read()
-        if answers.num_left(kind, given) < 1:
-            numbers = answers.numbers(kind, given)
+        recorded = answers.read()
+        if answers.num_left(kind, recorded) < 1:
+            numbers = answers.numbers(kind, recorded)
             self._require([SafeReason(_NONE_LEFT[kind], **numbers)])
         self._note(kind)
 
