@@ -96,12 +96,11 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="knnper-store-"))
         capacity = None if self.policy == "concatenate" else self.capacity
-        chosen = StoreSettings(self.policy, capacity, seed=3, index=self.index)
-        self.settings = chosen
-        given = SPEC, INPUT_DIM, "first", chosen
-        self.disk = create_store(self.root / "store", *given)
-        self.memory = empty_memory_store(*given)
-        self.reader = open_store(self.root / "store")
+        self.settings = StoreSettings(self.policy, capacity, seed=3, index=self.index)
+        folder = self.root / "store"
+        self.disk = create_store(folder, SPEC, INPUT_DIM, "first", self.settings)
+        self.memory = empty_memory_store(SPEC, INPUT_DIM, "first", self.settings)
+        self.reader = open_store(folder)
         self.model = Model(self.policy, self.capacity)
         self.num_offered = 0
         self.embedded_by = {"first"}
@@ -311,20 +310,25 @@ COMBINATIONS = list(itertools.product(POLICIES, KINDS))
 def run_histories(
     policy: str, index: indexes.IndexSettings, count: int, steps: int, capacity: int = 6
 ) -> None:
-    chosen = {"policy": policy, "index": index, "capacity": capacity}
-    tried = settings(
+    attributes = {"policy": policy, "index": index, "capacity": capacity}
+    machine = type("Machine", (StoreMachine,), attributes)
+    profile = settings(
         max_examples=count,
         stateful_step_count=steps,
         deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(type("Machine", (StoreMachine,), chosen), settings=tried)
+    run_state_machine_as_test(machine, settings=profile)
 
 
 @pytest.mark.parametrize(
     ("policy", "kind"),
-    [one for one in COMBINATIONS if one[0] == "fifo" or one[1] == "flat"],
+    [
+        (policy, kind)
+        for policy, kind in COMBINATIONS
+        if policy == "fifo" or kind == "flat"
+    ],
 )
 def test_short_histories(policy: str, kind: str) -> None:
     run_histories(policy, KINDS[kind], 3, 20)
