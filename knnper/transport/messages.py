@@ -252,6 +252,7 @@ class Files(Carrier):
         entry[_FILE] = str(path)
         return ArrayRecord()
 
+    @override
     def place(self, packed: Packed) -> Path | None:
         """Return the file that holds the numbers; its name is never used again."""
         named = packed.entry.get(_FILE)
@@ -277,6 +278,7 @@ class Files(Carrier):
             raise too_large(most_bytes, size)
         return read_vector(file)
 
+    @override
     def discard(self, packed: Packed) -> None:
         """Give back the file that ``packed`` names, if it names one."""
         with contextlib.suppress(CodecError):
