@@ -138,16 +138,17 @@ class Directory:
             )
         if introduction.remark:
             log.warning("client %s: %s", introduction.name, introduction.remark)
+        num_train = introduction.num_train
         fixed = roster[str(node)].num_train if roster else None
-        if fixed is not None and introduction.num_train != fixed:
+        if fixed is not None and num_train != fixed:
             warning = "%s reports %d training examples; the operator fixed %d"
-            log.warning(warning, title, introduction.num_train, fixed)
+            log.warning(warning, title, num_train, fixed)
+            # A client without data does not train, whatever number is fixed.
+            num_train = fixed if num_train else 0
         self._members[node] = Member(
             name=introduction.name,
             seen=introduction.train,
-            # A client without data does not train, whatever number is fixed.
-            num_train=min(introduction.num_train, 1)
-            * (fixed or introduction.num_train),
+            num_train=num_train,
             num_validation=introduction.num_validation,
             num_test=introduction.num_test,
             is_claim=fixed is None,
