@@ -62,7 +62,7 @@ def test_settings_have_type_range_default_and_meaning() -> None:
     assert "An experiment chooses it by method: {name: fedprox}" in text
     assert "prox_weight: number ≥ 0; default 0.1 μ; 0.001 to 1 in the paper" in text
     assert "source Li et al. 2020, Algorithm 2" in text
-    # What is put on top is found there too, in its own section.
+    # A personalisation is found there, too, in its own section.
     text = " ".join(listed("methods", "knn").stdout.split())
     assert "personalization: {name: knn}" in text
     assert "tuning.min_validation: whole number ≥ 1; default 50" in text

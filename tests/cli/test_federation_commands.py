@@ -94,11 +94,13 @@ def test_changes_reach_the_run_as_they_were_given(
     monkeypatch.setattr(submit_command, "REMIND_S", 0.1)
     changes = ["run.num_workers=3", "run.federation.stay_s=7"]
     options = [text for change in changes for text in ("--set", change)]
-    said = operator.submits("--resume", operator.run, *options, "--detach")
-    assert said.exit_code == 0, said.output
+    result = operator.submits("--resume", operator.run, *options, "--detach")
+    assert result.exit_code == 0, result.output
     assert json.loads(str(operator.configs[0]["set"])) == changes
     # Who waits for the server sees it.
-    assert "Waiting for the server to accept the run: 0 of at most 900 s" in said.output
+    assert (
+        "Waiting for the server to accept the run: 0 of at most 900 s" in result.output
+    )
 
 
 def test_who_no_longer_waits_is_told_where_to_look(operator: Operator) -> None:
@@ -106,26 +108,26 @@ def test_who_no_longer_waits_is_told_where_to_look(operator: Operator) -> None:
         raise KeyboardInterrupt
 
     operator.pretend(submit)
-    said = operator.submits("--resume", operator.run, "--detach")
-    assert said.exit_code == 130
-    assert "the server may have accepted the run" in said.output
-    assert "flwr list federation" in " ".join(said.output.split())
+    result = operator.submits("--resume", operator.run, "--detach")
+    assert result.exit_code == 130
+    assert "the server may have accepted the run" in result.output
+    assert "flwr list federation" in " ".join(result.output.split())
 
 
-def refused(said: Result, words: str) -> None:
-    """One line says why, and nothing else happens."""
-    assert said.exit_code == 2, said.output
-    (line,) = said.stderr.splitlines()
+def refused(result: Result, words: str) -> None:
+    """Require the exit status of a usage error, and one line with its reason."""
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
     assert line.startswith("Error: ")
     assert re.search(words, line), line
     assert "\x1b" not in line
     assert "u001b" not in line
-    assert said.stdout == ""
+    assert result.stdout == ""
 
 
 def test_a_server_that_does_not_run_is_not_asked(operator: Operator) -> None:
-    said = operator.submits("--resume", operator.run)
-    refused(said, f"is not running .* knnper fed server {operator.folder.path}$")
+    result = operator.submits("--resume", operator.run)
+    refused(result, f"is not running .* knnper fed server {operator.folder.path}$")
 
 
 def test_what_cannot_run_is_refused_before_it_is_submitted(
@@ -180,9 +182,9 @@ def test_a_run_needs_as_many_clients_as_it_waits_for(operator: Operator) -> None
     refused(operator.submits(*resume, *two), "at least 2 clients, found 1 registered")
     assert operator.submits(*resume).exit_code == 0
     operator.pretend(nodes=[replace(node, status="offline")])
-    said = operator.submits(*resume)
-    assert said.exit_code == 0
-    assert "0 of 1 client online; the run waits up to 5 s for 1" in said.stderr
+    result = operator.submits(*resume)
+    assert result.exit_code == 0
+    assert "0 of 1 client online; the run waits up to 5 s for 1" in result.stderr
 
 
 @with_keys
@@ -198,10 +200,11 @@ def test_new_run_names_the_clients_that_it_waits_for(
     operator.pretend(
         nodes=[*nodes, RegisteredNode("2", "site-b", "SHA256:b", "offline")]
     )
-    said = operator.submits(*submitted).stderr
-    assert "1 of 2 clients online; the run waits up to 5 s for 2" in said
+    stderr = operator.submits(*submitted).stderr
+    assert "1 of 2 clients online; the run waits up to 5 s for 2" in stderr
     assert (
-        "offline: site-b. After that it begins with the clients that are online" in said
+        "offline: site-b. After that it begins with the clients that are online"
+        in stderr
     )
     few = ("--set", "run.federation.min_clients=1")
     assert "online; the run waits" not in operator.submits(*submitted, *few).stderr
@@ -218,9 +221,9 @@ def test_a_run_that_failed_says_why_and_only_what_helps(
     file = tmp_path / "experiment.yaml"
     file.write_text(to_yaml(over_sites(experiment())))
     start = ["--resume", operator.run] if resumes else [file, "--output", "nowhere"]
-    said = operator.submits(*start)
-    assert said.exit_code == 1
-    lines = said.stderr.splitlines()
+    result = operator.submits(*start)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
     first, *more = lines[[line.startswith("Error") for line in lines].index(True) :]
     assert first == "Error: run 7 ended without results: no client came"
     # A run that never made its folder cannot be resumed.
@@ -239,17 +242,17 @@ def test_every_command_takes_the_folder_or_the_file(operator: Operator) -> None:
         for command in ("list", "status"):
             assert operator.types(command, place).exit_code == 0
         assert operator.types("doctor", place).exit_code in (0, 1)
-        said = operator.submits("--resume", operator.run, "--detach", of=place)
-        assert said.exit_code == 0, said.output
+        result = operator.submits("--resume", operator.run, "--detach", of=place)
+        assert result.exit_code == 0, result.output
     assert len(list(folder.clients.iterdir())) == 3
 
 
 def test_the_servers_part_alone_makes_no_clients(operator: Operator) -> None:
     alone = operator.folder.server.rename(operator.folder.path.parent / "elsewhere")
     for place in (alone, alone / "server.yaml"):
-        said = operator.types("add-client", place, "site-a", "--host", "x")
-        assert said.exit_code == 1
-        assert "is the server's part of a federation alone" in said.stderr
+        result = operator.types("add-client", place, "site-a", "--host", "x")
+        assert result.exit_code == 1
+        assert "is the server's part of a federation alone" in result.stderr
 
 
 @with_keys
@@ -259,8 +262,8 @@ def test_a_key_is_replaced(operator: Operator, tmp_path: Path) -> None:
     key, authorized = folder.client("site-a") / "site-a.key", folder.authorized
     old = fingerprint(read_node_key(key).public_key())
     for _ in range(2):
-        said = operator.types("rotate-key", folder.path, "site-a")
-        assert said.exit_code == 0, said.output
+        result = operator.types("rotate-key", folder.path, "site-a")
+        assert result.exit_code == 0, result.output
     new = fingerprint(read_node_key(key).public_key())
     assert new != old
     public = read_public_key(authorized / "site-a.pub")
@@ -291,9 +294,9 @@ def test_a_key_is_replaced(operator: Operator, tmp_path: Path) -> None:
 
 
 def test_a_federation_without_keys_has_none_to_replace(operator: Operator) -> None:
-    said = operator.types("rotate-key", operator.folder.path, "site-a")
-    assert said.exit_code == 1
-    assert "has no keys" in said.stderr
+    result = operator.types("rotate-key", operator.folder.path, "site-a")
+    assert result.exit_code == 1
+    assert "has no keys" in result.stderr
 
 
 def test_the_status_is_a_snapshot(operator: Operator, tmp_path: Path) -> None:
@@ -315,8 +318,8 @@ def test_the_status_is_a_snapshot(operator: Operator, tmp_path: Path) -> None:
     assert by_name["first"]["last_round"]["server_round"] == 2
     assert by_name["second"]["state"] == "finished"
     with stopped.locked():
-        said = operator.types("status", operator.folder.path, "first", "--json")
-        (only,) = json.loads(said.stdout)["runs"]
+        result = operator.types("status", operator.folder.path, "first", "--json")
+        (only,) = json.loads(result.stdout)["runs"]
         assert (only["name"], only["state"], only["num_rounds_done"]) == (
             "first",
             "running",
@@ -342,8 +345,8 @@ def test_finished_run_that_is_led_is_staying(
     done.write_results({})
     RunFolder.create(runs / "next", over_sites(experiment()))
     monkeypatch.setattr(RunFolder, "is_led", lambda _: True)
-    said = operator.types("status", operator.folder.path, "--json")
-    states = {run["name"]: run["state"] for run in json.loads(said.stdout)["runs"]}
+    result = operator.types("status", operator.folder.path, "--json")
+    states = {run["name"]: run["state"] for run in json.loads(result.stdout)["runs"]}
     assert states == {"done": "staying", "next": "running"}
     monkeypatch.setattr(Watch, "follow", lambda *_: False)
     monkeypatch.setattr(RunFolder, "is_finished", lambda run: run.path == done.path)
@@ -369,7 +372,7 @@ def test_the_run_under_way_is_followed(
     assert wrong.exit_code == 2
 
 
-class Told(Observer):
+class RecordingObserver(Observer):
     def __init__(self) -> None:
         self.started: tuple[int, int] | None = None
         self.rounds: list[int | float] = []
@@ -390,20 +393,20 @@ def test_results_from_before_do_not_count(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", experiment())
     folder.append_round(a_round(1))
     folder.write_results({})
-    told = Told()
-    assert not Watch(folder.path).until_done(told, lambda: True)
-    assert told.started == (2, 2)
+    observer = RecordingObserver()
+    assert not Watch(folder.path).until_done(observer, lambda: True)
+    assert observer.started == (2, 2)
     watch = Watch(folder.path)
     folder.write_results({"again": True})
-    assert watch.until_done(told, lambda: True)
-    assert not Watch(tmp_path / "nowhere").until_done(told, lambda: True)
+    assert watch.until_done(observer, lambda: True)
+    assert not Watch(tmp_path / "nowhere").until_done(observer, lambda: True)
 
 
 def test_a_run_that_goes_back_is_followed_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder.create(tmp_path / "run", experiment())
-    watch, told, looks = Watch(folder.path), Told(), 0
+    watch, observer, looks = Watch(folder.path), RecordingObserver(), 0
 
     def has_ended() -> bool:
         nonlocal looks
@@ -417,8 +420,8 @@ def test_a_run_that_goes_back_is_followed_again(
             folder.append_round({**a_round(2), "left_out": ["b", "c"]})
         return looks == 4
 
-    assert not watch.until_done(told, has_ended)
-    assert told.rounds == [1, 2, 3, 2]
+    assert not watch.until_done(observer, has_ended)
+    assert observer.rounds == [1, 2, 3, 2]
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "the run went back to round 1, see its log",
@@ -432,7 +435,7 @@ def test_a_run_that_takes_the_place_of_another_is_followed_from_its_beginning(
     before = RunFolder.create(tmp_path / "run", experiment())
     before.append_round(a_round(1))
     before.write_results({})
-    watch, told, looks = Watch(before.path), Told(), 0
+    watch, observer, looks = Watch(before.path), RecordingObserver(), 0
 
     def has_ended() -> bool:
         nonlocal looks
@@ -443,6 +446,6 @@ def test_a_run_that_takes_the_place_of_another_is_followed_from_its_beginning(
             before.append_round(a_round(1))
         return looks == 3
 
-    assert not watch.until_done(told, has_ended), "it has no results of its own"
-    assert told.started == (2, 1)
-    assert told.rounds == [1]
+    assert not watch.until_done(observer, has_ended), "it has no results of its own"
+    assert observer.started == (2, 1)
+    assert observer.rounds == [1]

@@ -1,4 +1,4 @@
-"""Runs, models and stores from somebody else, as commands meet them."""
+"""Commands with runs, models and stores that were made elsewhere."""
 
 import os
 import shutil

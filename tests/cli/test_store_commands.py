@@ -218,10 +218,10 @@ def test_what_is_intact_is_saved(folder: Path, tmp_path: Path) -> None:
     result = store("verify", folder)
     assert result.exit_code == 1
     assert f"{NUM_EXAMPLES - 1} examples" in result.stdout
-    told = json.loads(store("verify", folder, "--json").stdout)["salvage"]
+    salvage = json.loads(store("verify", folder, "--json").stdout)["salvage"]
     copying = ("rewrite", folder, "--to")
     saved = json.loads(done(*copying, tmp_path / "new", "--json").stdout)
-    assert saved == told
+    assert saved == salvage
     assert (saved["num_saved"], saved["lost"]) == (NUM_EXAMPLES - 1, [5])
     assert described(tmp_path / "new")["num_examples"] == NUM_EXAMPLES - 1
     assert store(*copying, tmp_path / "new").exit_code == 1

@@ -34,7 +34,7 @@ def tool(name: str) -> str:
 
 
 def without_tags(document: str) -> Any:
-    """Return YAML whose tags, which are Compose's own, are left out."""
+    """Parse YAML without Compose's own tags."""
     return yaml.safe_load(re.sub(r"!(reset|override) ", "", document))
 
 
@@ -124,7 +124,7 @@ def test_trial_has_the_clients_of_the_compose_file() -> None:
     kinds, unseen = ("client", "service"), {f"service-{values['UNSEEN']}"}
     seen = {f"{kind}-{name}" for name in values["SEEN"] for kind in kinds}
     assert set(services) == {values["SERVER"]} | seen | unseen
-    assert {name for name, one in services.items() if "profiles" in one} == unseen
+    assert {name for name in services if "profiles" in services[name]} == unseen
 
 
 def test_images_have_all_requirements_but_ray_in_a_tested_version() -> None:
@@ -162,7 +162,7 @@ def test_readme_names_what_is_there() -> None:
 @pytest.mark.slow
 def test_a_federation_in_containers() -> None:
     found = subprocess.run([DOCKER / "try_offline.sh"], capture_output=True, text=True)
-    if found.returncode == 77:  # it says that it cannot run here
+    if found.returncode == 77:  # UNABLE in try_offline.sh
         pytest.skip(found.stderr.strip().splitlines()[-1])
     assert found.returncode == 0, f"{found.stdout[-8000:]}\n{found.stderr[-8000:]}"
     assert "the story is complete" in found.stdout

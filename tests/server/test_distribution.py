@@ -82,7 +82,7 @@ def served(
 
 
 def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return who is served together, and whose results come of it."""
+    """Return the clients of each request, and those with results."""
     sizes = {"a": 600, "b": 10, "c": 400, "e": 2000, "d": 500, "f": 1}
     recorder = Recorder()
     results = dict(distribute(recorder, sizes, "acdef", done, together=True))

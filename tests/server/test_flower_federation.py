@@ -252,7 +252,7 @@ def test_a_silent_client_is_given_up_once_the_others_have_answered(
 
 
 def a_round(pace: Pace, **seconds: float | None) -> None:
-    """Let nodes answer after so many seconds; None is an error."""
+    """Let each node answer after some seconds, or with an error if None."""
     pace.begin()
     for _ in seconds:
         pace.sent()
@@ -277,7 +277,7 @@ def test_how_long_a_reply_is_waited_for() -> None:
     assert waited_for(pace, "d") == 2000, "two of four are not most of them"
     pace.answered(ord("c"), 8.0)
     assert waited_for(pace, "a") == 30 + 10 * 8
-    # It has not answered yet: nobody knows how much it has to do.
+    # It has not answered yet, so its work may be ten times that of the others.
     assert waited_for(pace, "d") == 30 + 100 * 8
     pace.begin()
     # Of what has answered: 1, 5, 8.
@@ -363,7 +363,7 @@ def numbers(values: Any) -> ArrayRecord:
     return ArrayRecord({"vector": Array(values)})
 
 
-def said(layout: object, array: ArrayRecord | None = None) -> RecordDict:
+def reply_content(layout: object, array: ArrayRecord | None = None) -> RecordDict:
     entry: Any = {"layout": layout}
     return RecordDict(
         {
@@ -373,10 +373,10 @@ def said(layout: object, array: ArrayRecord | None = None) -> RecordDict:
     )
 
 
-def told(
+def reply_with(
     content: RecordDict | Error, purpose: Purpose = Purpose.TRAIN, folder: str = ""
 ) -> Reply:
-    """Return what becomes of a client's answer."""
+    """Return the server's view of a client's answer."""
 
     def answer(message: Message) -> Message:
         return Message(content, reply_to=message)
@@ -389,7 +389,7 @@ def told(
 
 
 def promising() -> ArrayRecord:
-    """Return an array whose bytes promise far more numbers than they have."""
+    """Return an array whose header names far more numbers than follow."""
     array = Array(np.ones(2, np.float32))
     head = array.data.replace(b"(2,), } ", b"(999999999,), }")
     return ArrayRecord({"vector": Array("float32", (2,), "numpy.ndarray", head)})
@@ -401,38 +401,38 @@ NONSENSE = {
     "entry of another kind": RecordDict(
         {"reply.entry": ArrayRecord(), "reply.array": ArrayRecord()}
     ),
-    "no vector": said(layout(), ArrayRecord()),
-    "layout of another kind": said(7),
-    "layout of a list": said("[]"),
-    "layout that is deep": said("[" * 100_000),
-    "float64": said(layout(), numbers(np.ones(2))),
-    "two axes": said(layout(), numbers(np.ones((1, 2), np.float32))),
-    "too short": said(layout(), numbers(np.ones(1, np.float32))),
-    "promises": said(layout(), promising()),
-    "shape negative": said(shaped([-1, -2])),
-    "shape huge": said(shaped([0, 2**100]), numbers(np.ones(0, np.float32))),
-    "shape text": said(shaped("ab")),
-    "weights text": said(layout(weights="x")),
-    "tensor of another name": said(layout(weights={"tensor": "train_loss"})),
-    "examples huge": said(layout(num_examples=10**400)),
-    "loss text": said(layout(train_loss="x")),
-    "field of another": said(layout(more=1)),
+    "no vector": reply_content(layout(), ArrayRecord()),
+    "layout of another kind": reply_content(7),
+    "layout of a list": reply_content("[]"),
+    "layout that is deep": reply_content("[" * 100_000),
+    "float64": reply_content(layout(), numbers(np.ones(2))),
+    "two axes": reply_content(layout(), numbers(np.ones((1, 2), np.float32))),
+    "too short": reply_content(layout(), numbers(np.ones(1, np.float32))),
+    "promises": reply_content(layout(), promising()),
+    "shape negative": reply_content(shaped([-1, -2])),
+    "shape huge": reply_content(shaped([0, 2**100]), numbers(np.ones(0, np.float32))),
+    "shape text": reply_content(shaped("ab")),
+    "weights text": reply_content(layout(weights="x")),
+    "tensor of another name": reply_content(layout(weights={"tensor": "train_loss"})),
+    "examples huge": reply_content(layout(num_examples=10**400)),
+    "loss text": reply_content(layout(train_loss="x")),
+    "field of another": reply_content(layout(more=1)),
 }
 
 
 @pytest.mark.parametrize("name", NONSENSE)
 def test_nonsense_is_the_client_s_failure(name: str) -> None:
-    reply = told(NONSENSE[name])
+    reply = reply_with(NONSENSE[name])
     assert reply.record is None
     assert reply.failure
 
 
 def test_an_honest_reply_is_taken() -> None:
-    assert told(said(layout())).record.num_examples == 3
+    assert reply_with(reply_content(layout())).record.num_examples == 3
 
 
 def test_an_update_is_no_evaluation() -> None:
-    reply = told(said(layout()), Purpose.VALIDATE)
+    reply = reply_with(reply_content(layout()), Purpose.VALIDATE)
     assert "expected a Validation, found a ModelUpdate" in str(reply.failure)
 
 
@@ -445,10 +445,10 @@ def test_no_file_of_the_server_is_read_or_moved(
     secrets = [tmp_path / "superlink.db", tmp_path / "run" / "ca.key"]
     for secret in secrets:
         secret.write_bytes(b"12345678")
-        content = said(layout())
+        content = reply_content(layout())
         content["reply.entry"]["file"] = str(secret)  # type: ignore[assignment]
         folder = str(tmp_path / "run") if in_memory else ""
-        reply = told(content, folder=folder)
+        reply = reply_with(content, folder=folder)
         assert "names the file" in str(reply.failure)
         assert secret.read_bytes() == b"12345678"
 
@@ -458,13 +458,13 @@ def test_a_reply_far_larger_than_what_was_sent_is_refused(
 ) -> None:
     monkeypatch.setattr("knnper.transport.polling.LEAST_LIMIT_BYTES", 8)
     large = np.ones(10_000, np.float32)
-    reply = told(said(shaped([10_000]), numbers(large)))
+    reply = reply_with(reply_content(shaped([10_000]), numbers(large)))
     assert "expected at most 128 bytes, found 40" in str(reply.failure)
 
 
 def test_failure_reported_by_a_client_is_one_short_line() -> None:
     error = Error(code=2, reason="a\n2026 INFO all is well\x1b[2J" + "y" * 9999 + "end")
-    reply = told(error)
+    reply = reply_with(error)
     assert str(reply.failure).startswith("a\\n2026 INFO all is well\\x1b[2J")
     assert str(reply.failure).endswith("yend")
     assert len(str(reply.failure)) == 500

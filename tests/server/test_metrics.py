@@ -41,7 +41,7 @@ def named(*names: str) -> dict[str, Compute]:
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(0, 20))
 def test_they_are_scikit_learns(seed: int, num_classes: int, more: int) -> None:
     rng = np.random.default_rng(seed)
-    # Every class is there, so that scikit-learn's means are over all of them too.
+    # Every class occurs, so that scikit-learn's means are over all of them, too.
     labels = rng.permutation([*range(num_classes), *rng.integers(0, num_classes, more)])
     drawn = rng.dirichlet(np.ones(num_classes), len(labels)).round(1) + 0.01
     probabilities = drawn / drawn.sum(axis=1, keepdims=True)
@@ -74,7 +74,7 @@ def test_what_is_not_defined_or_not_finite() -> None:
     one_class = torch.zeros(3, dtype=torch.int64)
     probabilities = torch.tensor([[0.9, 0.1], [0.2, 0.8], [math.nan, 0.5]])
     figures = score(probabilities, one_class, metrics=named(*METRICS))
-    # What is not finite is no prediction, not one of class 0.
+    # Probabilities that are not finite predict no class, rather than class 0.
     assert figures.metrics == {
         "balanced_accuracy": pytest.approx(1 / 3),
         "macro_f1": pytest.approx(2 * 1 * (1 / 3) / (1 + 1 / 3)),

@@ -88,7 +88,7 @@ def test_hand_computed_group() -> None:
 
 
 def weighted(num_examples: int, total: float, correct: float) -> Evaluation:
-    """Return an evaluation of which half is right, and in weights something else."""
+    """Return an evaluation with half of the examples right, and given weights."""
     half = evaluation(num_examples, num_examples // 2)
     return dataclasses.replace(half, weight_sum=total, weight_correct=correct)
 

@@ -30,32 +30,32 @@ def roster(
 
 
 class People:
-    """Who is behind which node; other answers than who they are may be set."""
+    """The clients behind nodes; their introductions may be changed."""
 
     def __init__(self, names: dict[int, str]) -> None:
-        self.said = {
+        self.introductions = {
             node: Introduction(name, num_train=10 * node, num_validation=2, num_test=1)
             for node, name in names.items()
         }
-        self.asked: list[int] = []
+        self.asked_nodes: list[int] = []
         self.refused: list[tuple[int, str]] = []
         self.grid = FakeGrid(self.answer, names)
 
     def change(self, node: int, **fields: object) -> None:
-        self.said[node] = replace(self.said[node], **fields)  # type: ignore[arg-type]
+        self.introductions[node] = replace(self.introductions[node], **fields)  # type: ignore[arg-type]
 
     def answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
         assert message.metadata.message_type == Purpose.INTRODUCE.value
-        self.asked.append(node)
-        words = self.said.get(node)
-        if words is None:
+        self.asked_nodes.append(node)
+        introduction = self.introductions.get(node)
+        if introduction is None:
             error = Error(code=2, reason="no such file")
             return Message(error, reply_to=message)
-        return Message(introduction_content(words), reply_to=message)
+        return Message(introduction_content(introduction), reply_to=message)
 
     def notices(self) -> list[tuple[int, str]]:
-        """Return which nodes were told that they are refused, and why."""
+        """Return the nodes that were sent a refusal, and its reason."""
         messages = [
             message
             for message in self.grid.messages.values()
@@ -119,8 +119,8 @@ def test_a_client_is_asked_once_and_forgotten_when_it_leaves() -> None:
     people.grid.nodes = {1, 2}
     look(clients)
     assert clients.node_of("a") == 1
-    assert sorted(people.asked) == [1, 2]
-    people.said[7], people.grid.nodes = people.said[1], {2, 7}
+    assert sorted(people.asked_nodes) == [1, 2]
+    people.introductions[7], people.grid.nodes = people.introductions[1], {2, 7}
     look(clients)
     assert clients.node_of("a") == 7, "it is the same client behind another node"
 
@@ -220,11 +220,11 @@ class Messenger:
     """Answers every request at once."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, ...]] = []
+        self.requested: list[tuple[str, ...]] = []
 
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         for request in requests:
-            self.asked.append(request.clients)
+            self.requested.append(request.clients)
             yield Reply(request.clients, "done")
 
 
@@ -233,8 +233,8 @@ def federation(
 ) -> tuple[SiteFederation, Messenger]:
     messenger = Messenger()
     directory = Directory(people.grid, "{}", lambda: roster(registered or {}))  # type: ignore[arg-type]
-    given = {"wait_for_clients_s": 0.5, "grace_s": 0.0, **settings}
-    waits = FederationSettings(**given)
+    values = {"wait_for_clients_s": 0.5, "grace_s": 0.0, **settings}
+    waits = FederationSettings(**values)
     site_federation = SiteFederation(directory, messenger, waits)  # type: ignore[arg-type]
     return site_federation, messenger
 
@@ -244,7 +244,7 @@ def test_each_client_has_a_request_of_its_own_and_offline_clients_fail() -> None
     site_federation.gather()
     requests = [Request(("a", "x", "b"), None), Request(("y",), None)]
     replies = list(site_federation.exchange(Step(Purpose.VALIDATE, 1, [0]), requests))
-    assert messenger.asked == [("a",), ("b",)]
+    assert messenger.requested == [("a",), ("b",)]
     assert [(reply.clients, reply.failure) for reply in replies] == [
         (("a",), None),
         (("b",), None),

@@ -37,7 +37,7 @@ PIECE = 65_536
 
 @dataclass
 class Upstream:
-    """Remembers what reaches it; answers with what it is given, or as told."""
+    """Stands for Flower: records requests, and answers with the fields that are set."""
 
     status: int = 200
     content: bytes | None = None
@@ -55,7 +55,7 @@ class Upstream:
         return httpx.Response(self.status, content=_pieces(body), headers=headers)
 
     def reset(self) -> None:
-        """Forget what was seen and told."""
+        """Forget the recorded requests and the answer that was set."""
         self.status, self.error, self.content = 200, None, None
         self.seen.clear()
         self.headers.clear()
@@ -68,7 +68,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 @dataclass
 class Stage:
-    """What a test has of it."""
+    """A gateway that serves, and the parts that a test needs of it."""
 
     upstream: Upstream
     address: Address
@@ -78,10 +78,10 @@ class Stage:
     looked: list[bool]
     listener: Listener
     gateway: Gateway
-    server_app: int  # the pipe of one that runs, and has announced nothing so far
+    server_app: int  # the pipe of a ServerApp that has announced nothing so far
 
     def announce(self, *nodes: int) -> None:
-        """Have the ServerApp say for whom there are messages; at first that it will."""
+        """Announce messages for nodes, as the ServerApp; without nodes, its begin."""
         os.write(
             self.server_app, "".join(f"{node}\n" for node in nodes).encode() or b"\n"
         )

@@ -1,4 +1,4 @@
-"""Somebody who speaks to a gateway as a SuperNode does, or nearly so."""
+"""A peer that sends a gateway the requests of a SuperNode, valid or not."""
 
 import base64
 import contextlib
@@ -175,7 +175,7 @@ class Peer:
         raise AssertionError("no message came")
 
     def take(self, message: Message, tree: ObjectTree) -> None:
-        """Fetch a message's objects and say so."""
+        """Fetch a message's objects and confirm that they arrived."""
         run_id = message.metadata.run_id
         for object_id in _all_of(tree):
             while not self._pulled(run_id, object_id).object_available:
@@ -262,7 +262,7 @@ def head(path: str, length: int, headers: Mapping[str, str]) -> bytes:
 
 
 def reason(answer: httpx.Response) -> str:
-    """Return what a refusal says."""
+    """Return the reason in a refusal."""
     answer_body = json.loads(answer.content)
     return f"{answer_body.get('detail')} {answer_body.get('extra', '')}"
 

@@ -31,7 +31,7 @@ class RunningServer:
         return Address(processes.LOCALHOST, self.settings.listen_address.port)
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         return self.process.written
 
     @property
@@ -43,7 +43,7 @@ class RunningServer:
         return add_client(self.folder, name, self.gateway)
 
     def flwr(self, home: Path, *arguments: str | Path) -> str:
-        """Return what Flower's command says, whether it succeeds or not."""
+        """Return the output of Flower's command, also if it fails."""
         command = [processes.BIN / "flwr", *arguments]
         done = self.commands.start("flwr", command, {"FLWR_HOME": str(home)})
         done.wait(60)
@@ -84,7 +84,7 @@ class RunningServer:
             thread.join()
 
     def _megabytes(self) -> float:
-        """Return what its processes hold, shared pages counted once."""
+        """Return the memory of its processes in MB; shared pages count once."""
         total = 0
         for process in self.commands.processes():
             with contextlib.suppress(OSError):
@@ -136,8 +136,8 @@ dependencies = []
 [tool.flwr.app]
 publisher = "knnper"
 [tool.flwr.app.components]
-serverapp = "told:server_app"
-clientapp = "told:server_app"
+serverapp = "messages:server_app"
+clientapp = "messages:server_app"
 [tool.flwr.app.config]
 nodes = ""
 rounds = 1
@@ -156,27 +156,27 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid, context):
-    given = context.run_config
-    nodes = [int(one) for one in given["nodes"].split()]
-    with open(given["output"], "a") as output:
-        for number in range(given["rounds"]):
-            payload = np.full(given["size"], number, np.float32)
+    config = context.run_config
+    nodes = [int(node) for node in config["nodes"].split()]
+    with open(config["output"], "a") as output:
+        for number in range(config["rounds"]):
+            payload = np.full(config["size"], number, np.float32)
             content = RecordDict({"payload": ArrayRecord({"x": Array(payload)})})
             sent = {}
             for node in nodes:
-                one = Message(content=content, dst_node_id=node, message_type="train",
-                              group_id=str(number))
-                sent[list(grid.push_messages([one]))[0]] = node
-            end = time.monotonic() + given["seconds"]
+                message = Message(content=content, dst_node_id=node,
+                                  message_type="train", group_id=str(number))
+                sent[list(grid.push_messages([message]))[0]] = node
+            end = time.monotonic() + config["seconds"]
             missing = set(sent)
             while missing and time.monotonic() < end:
                 for reply in grid.pull_messages(list(missing)):
-                    told = reply.metadata
-                    missing.discard(told.reply_to_message_id)
+                    metadata = reply.metadata
+                    missing.discard(metadata.reply_to_message_id)
                     line = {
                         "round": number,
-                        "to": sent.get(told.reply_to_message_id),
-                        "from": told.src_node_id,
+                        "to": sent.get(metadata.reply_to_message_id),
+                        "from": metadata.src_node_id,
                         "error": reply.error.reason if reply.has_error() else None,
                     }
                     print(json.dumps(line), file=output, flush=True)
@@ -213,7 +213,7 @@ def submitted(
     server: RunningServer, folder: Path, nodes: Sequence[int], **config: int
 ) -> MessageRun:
     """Submit a run with messages for ``nodes``; ``folder`` is made."""
-    code = folder / "told"
+    code = folder / "messages"
     code.mkdir(parents=True)
     output = folder / "replies.jsonl"
     (code / "__init__.py").write_text(_CODE)

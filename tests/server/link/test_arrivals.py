@@ -47,7 +47,7 @@ class _ReadyFiles(selectors.DefaultSelector):
 
 @dataclass
 class Flower:
-    """Has messages, each of which it gives out once."""
+    """Stands for Flower: hands out each message once."""
 
     messages: list[bytes] = field(default_factory=list)
     asked_at: list[float] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""What strangers and clients do to a server: it goes on for the others.
+"""Attacks of strangers and clients on a server, which keeps serving the others.
 
-What the gateway refuses, request by request, is in `test_gateway` and `test_replies`.
+The refusal of single requests is tested in `test_gateway` and `test_replies`.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ NAMES = ("evil", "good", "other")
 
 @dataclass
 class Scene:
-    """A server and three peers, of which the first is up to no good."""
+    """A server and three peers; the first one attacks."""
 
     server: RunningServer
     evil: Peer
@@ -90,7 +90,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             peers.append(opened)
         evil, good, other = peers
         yield Scene(server, evil, good, other, folder)
-        for log in (server.said, (server.settings.state / "superlink.log").read_text()):
+        for log in (
+            server.printed,
+            (server.settings.state / "superlink.log").read_text(),
+        ):
             assert "Traceback" not in log
 
 
@@ -195,17 +198,17 @@ def test_client_cannot_reply_for_another_client(scene: Scene) -> None:
     run = scene.run(evil, good)
     mine, (other_request, _) = taken(evil), good.receive()
     honest, stolen = reply_to(mine), reply_to(other_request)
-    before = len(scene.server.said)
+    before = len(scene.server.printed)
     assert evil.announce(stolen).is_client_error
-    assert "another client" in scene.server.said[before:]
-    # A reply whose own object says something else than its announcement.
+    assert "another client" in scene.server.printed[before:]
+    # A reply whose object contradicts its announcement.
     claimed = Metadata()
     claimed.CopyFrom(honest.metadata)
     claimed.reply_to_message_id = other_request.metadata.message_id
     claimed.src_node_id = good.node_id
-    before = len(scene.server.said)
+    before = len(scene.server.printed)
     assert evil.send(dataclasses.replace(honest, claimed=claimed))[-1].is_client_error
-    assert "evil" in scene.server.said[before:]
+    assert "evil" in scene.server.printed[before:]
     good.send(stolen)[-1].raise_for_status()
     assert run.finished() == "finished completed"
     senders = {reply["to"]: (reply["from"], reply["error"]) for reply in run.replies}
@@ -250,8 +253,8 @@ def test_a_reply_without_end_is_refused_and_the_round_goes_on(scene: Scene) -> N
             evil.answer()
         for future in answering:
             future.result()
-    assert "evil" in scene.server.said
-    assert "MB" in scene.server.said
+    assert "evil" in scene.server.printed
+    assert "MB" in scene.server.printed
     assert grown[0] < MOST_MB + 150  # the run's own process, too
     assert run.finished() == "finished completed"
     assert len(run.replies) == 9

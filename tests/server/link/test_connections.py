@@ -1,4 +1,4 @@
-"""Connections of peers that mean no good, to a server with little room."""
+"""Connections of slow or greedy peers to a server with tight limits."""
 
 import contextlib
 import http.client
@@ -40,7 +40,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Served:
-    """A server in a thread, and what the test has of it."""
+    """A server, and the parts that a test needs of it."""
 
     def __init__(self, limits: ConnectionLimits, tls: Path | None = None) -> None:
         self.refused = list[tuple[str, str]]()

@@ -314,10 +314,10 @@ def test_without_authentication_nodes_register_themselves() -> None:
         assert anybody.post("register-node", another).status_code == 401
         answer = stage.http.post("/v1/control/register-node", content=b"key")
         assert answer.status_code == 403
-        # Flower knows which node is whose, and is asked.
+        # The gateway does not know the node, and leaves the check to Flower.
         poll = fleet_pb2.PullMessagesRequest(node=Node(node_id=99))
         assert anybody.post("pull-messages", poll).is_success
-        # Who sends a reply waits until that is known here, too; and is then held to it.
+        # A reply needs a node that the gateway knows, and then must come from it.
         assert anybody.post("push-messages", poll).status_code == 503
         known = Registered("any", fingerprint(anybody.key.public_key()))
         stage.clients.learn({"98": known})
@@ -439,7 +439,7 @@ def test_second_node_of_a_client_is_refused_with_the_reason(
 
 
 def _of_unknown_kind() -> bytes:
-    """Return a well-formed public key of an algorithm that nobody knows."""
+    """Return a well-formed public key of an unknown algorithm."""
     kind = bytes.fromhex("300a06082a03040506070809")
     der = bytes([0x30, len(kind) + 5]) + kind + bytes([0x03, 0x03, 0, 1, 2])
     body = base64.b64encode(der)
@@ -472,7 +472,7 @@ def test_only_registered_clients_are_remembered(stage: Stage) -> None:
 
 
 def standing(stage: Stage, status: int = 400) -> Standing | None:
-    """Return what a client hears that asks as the doctor does, which Flower refuses."""
+    """Return the standing in the answer to a doctor's request, which Flower refuses."""
     stage.upstream.status, stage.upstream.content = status, b'{"code": 2003}'
     answer = stage.client.post("activate-node", BODIES["activate-node"])
     stage.upstream.reset()

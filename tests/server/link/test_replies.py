@@ -1,4 +1,4 @@
-"""What the gateway takes for a reply, with something that stands for Flower."""
+"""The gateway's checks of replies, with a stand-in for Flower."""
 
 import asyncio
 import contextlib
@@ -73,11 +73,11 @@ def _ids(tree: ObjectTree) -> Iterator[str]:
 
 @dataclass
 class Scene:
-    """Two nodes to which one message each was sent."""
+    """Two nodes, each with one message."""
 
     replies: Replies
     flower: Flower
-    told: list[str]
+    warnings: list[str]
 
     async def send(self, reply: Reply) -> str:
         """Announce a reply and push it; return the session."""
@@ -104,7 +104,7 @@ class Scene:
 
     @property
     def excuse(self) -> str:
-        """What Flower was told instead of the reply."""
+        """The reason of the error that Flower got instead of the reply."""
         (only,) = self.flower.messages
         (message,) = only.messages_list
         assert message.metadata.src_node_id == NODE
@@ -180,7 +180,7 @@ def test_a_reply_reaches_flower_once_it_is_whole(scene: Scene) -> None:
         reply.tree
     ]
     assert scene.flower.objects == reply.objects
-    assert scene.told == []
+    assert scene.warnings == []
 
 
 def test_repeated_request_gets_the_same_answer(scene: Scene) -> None:
@@ -380,7 +380,7 @@ def test_a_reply_is_as_large_as_what_it_answers_allows(
     with scene_in(tmp_path) as larger:
         larger.replies.require_object(NODE, RUN, PIECE)(10_000 // MOST_TIMES_SENT + 1)
         done(larger.send(honest(arrays(1000))))
-        assert larger.told == []
+        assert larger.warnings == []
 
 
 def test_a_quota_holds_for_all_replies_of_a_run(tmp_path: Path) -> None:

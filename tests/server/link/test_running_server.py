@@ -33,7 +33,7 @@ def test_refusal_of_a_stranger_names_the_reason(
     with server.supernode(tmp_path, tmp_path / "k") as node:
         node.wait(30)
         assert "is not registered with this federation" in node.written
-    assert "is not registered with this federation" in server.said
+    assert "is not registered with this federation" in server.printed
     with server.supernode(tmp_path, None) as node:
         node.wait(30)
         assert "registered clients only" in node.written
@@ -47,7 +47,9 @@ def test_flowers_commands_show_runs_and_register_no_client(
     register = ("supernode", "register", tmp_path / "k.pub", "federation")
     assert "registered successfully" in server.flwr(home, *register, "--name", "hand")
     with server.supernode(server.folder.client("site-a"), tmp_path / "k"):
-        wait_until(lambda: "removed hand: its key is not in the folder" in server.said)
+        wait_until(
+            lambda: "removed hand: its key is not in the folder" in server.printed
+        )
     assert "Listing all runs" in server.flwr(home, "list", "federation")
 
 
@@ -87,7 +89,7 @@ def test_the_state_is_the_servers_own(server: RunningServer) -> None:
 
 
 def registration(server: RunningServer, key: Path) -> Finding:
-    """Return what the client's doctor is told; the server is as it should be."""
+    """Return the doctor's finding on a client's registration; the server is fine."""
     config = read_client(server.folder.client("site-a") / "client.yaml")
     client_config = replace(config, state=key.parent / "state", key=key)
     looks = {check.subject: check.look for check in client_checks(client_config)}

@@ -128,7 +128,7 @@ def test_a_running_server(place: FederationFolder) -> None:
         assert findings["server"].verdict is Verdict.OK
         assert findings["gateway port"].found == f"the server answers at {listen}"
         assert findings["control port"].found == f"the server answers at {flower}"
-        # A server that says it is one, and a control port that nobody can trust.
+        # The control port answers, and the certificate of its answer is not trusted.
         assert findings["registered"].verdict is Verdict.PROBLEM
         swapped = looked_at(place, f"listen={flower}", f"control={listen}")
         for subject in ("gateway port", "control port"):

@@ -1,4 +1,4 @@
-"""Runs are submitted with Flower's command; here it says what it is told to."""
+"""Submission of runs, with a stand-in for Flower's command."""
 
 import json
 import sys
@@ -24,7 +24,10 @@ def settings(tmp_path: Path) -> ServerSettings:
 
 @pytest.fixture
 def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what sets the answer of the command, which notes how it was called."""
+    """Return a function that replaces the command by one with a fixed output.
+
+    It returns the file in which the command notes its arguments.
+    """
     command = tmp_path / "bin" / "flwr"
     command.parent.mkdir()
 
@@ -74,13 +77,13 @@ FLOWERS = "\x1b[91mERROR \x1b[0m:     Exit Code: 201\n\nFor more information, vi
 @pytest.mark.parametrize(
     ("details", "log", "expected"),
     [
-        # An error of ours is told in a sentence.
+        # An error of this project: its message alone.
         (
             "ServerApp failed with exception: no client came",
             f"INFO: 1\nERROR: the run has ended: no client came\n{FLOWERS}",
             "no client came",
         ),
-        # Any other with the end of the log, without what Flower says of each.
+        # Any other error: with the end of the log, without Flower's own lines.
         (
             "ServerApp failed with exception: 'x'",
             f"\x1b[92mINFO \x1b[0m: 1\nKeyError: 'x'\n\n{FLOWERS}",

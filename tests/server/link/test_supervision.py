@@ -51,7 +51,7 @@ def test_server_ends_with_an_error_when_the_superlink_is_killed(
     with running_server(tmp_path / "fed", ("site-a",)) as server:
         os.kill(server.commands.the_process("flower-superlink"), signal.SIGKILL)
         assert server.process.wait(60) == 1
-        assert "SuperLink ended with status -9" in server.said
+        assert "SuperLink ended with status -9" in server.printed
         wait_until(lambda: not server.commands.processes())
         again = server.again()
         folder = server.folder.client("site-a")
@@ -71,7 +71,7 @@ def test_no_process_but_ours_starts_runs(
     client.receive()
     app = server.commands.the_process("flwr-serverapp")
     os.kill(app, signal.SIGKILL)
-    wait_until(lambda: f"run {run.run_id} ended with status -9" in server.said)
+    wait_until(lambda: f"run {run.run_id} ended with status -9" in server.printed)
     completes(server, client, tmp_path / "next")
     assert run.finished(120) == "finished failed"
 
