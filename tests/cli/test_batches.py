@@ -140,7 +140,7 @@ def test_figures_of_all_clients_pool_the_groups(tmp_path: Path) -> None:
     assert found["all.accuracy_weighted"] == pytest.approx(right / sum(sizes.values()))
 
 
-def test_what_validation_data_chose_can_be_tested(tmp_path: Path) -> None:
+def test_point_chosen_on_validation_data_can_be_tested(tmp_path: Path) -> None:
     done = sweep(tmp_path, evaluate_on="validation", seeds=[1])
     assert done.exit_code == 0, done.output
     path = tmp_path / "out/chosen.yaml"

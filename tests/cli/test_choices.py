@@ -77,7 +77,7 @@ def test_partition_is_not_described_by_its_catalogue() -> None:
     assert "catalogue" not in text
 
 
-def test_what_is_shown_can_be_set() -> None:
+def test_shown_defaults_can_be_set() -> None:
     found = json.loads(listed("partitions", "dirichlet", "--json").stdout)
     defaults = {
         one["key"]: one["default"]

@@ -163,7 +163,7 @@ def test_a_site_describes_itself(config: Path, tmp_path: Path) -> None:
     assert len(found["class_names"]) == 81
 
 
-def test_what_is_agreed_on_is_not_described(config: Path) -> None:
+def test_describe_with_task_is_refused(config: Path) -> None:
     result = check(config, "--describe", "--task", task_of(config, data=SITES))
     assert result.exit_code == 2
     assert "with --task" in result.output

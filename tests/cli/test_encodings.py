@@ -108,7 +108,7 @@ class Stream:
         (None, "λ Σ ά ± 5² é 東 \\udcff"),
     ],
 )
-def test_what_cannot_be_written_has_a_stand_in(
+def test_characters_outside_the_encoding_are_replaced(
     encoding: str | None, expected: str
 ) -> None:
     text = "λ Σ ά ± 5² é 東 \udcff"

@@ -103,7 +103,9 @@ def test_changes_reach_the_run_as_they_were_given(
     )
 
 
-def test_who_no_longer_waits_is_told_where_to_look(operator: Operator) -> None:
+def test_interrupted_submission_names_the_command_that_lists_runs(
+    operator: Operator,
+) -> None:
     def submit() -> int:
         raise KeyboardInterrupt
 
@@ -130,7 +132,7 @@ def test_a_server_that_does_not_run_is_not_asked(operator: Operator) -> None:
     refused(result, f"is not running .* knnper fed server {operator.folder.path}$")
 
 
-def test_what_cannot_run_is_refused_before_it_is_submitted(
+def test_invalid_run_is_refused_before_its_submission(
     operator: Operator, tmp_path: Path
 ) -> None:
     operator.pretend()

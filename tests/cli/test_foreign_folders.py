@@ -68,7 +68,7 @@ def test_a_run_with_something_foreign_is_refused(
 
 @pytest.mark.usefixtures("deadline")
 @pytest.mark.parametrize("kind", PLANTS)
-def test_what_overwrites_a_run_overwrites_nothing_else(
+def test_overwriting_a_run_leaves_linked_files_alone(
     original: Path, kind: str, tmp_path: Path
 ) -> None:
     experiment = load_experiment(small_experiment(), experiment_catalogue())

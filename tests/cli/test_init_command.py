@@ -22,7 +22,9 @@ def run(*arguments: str) -> click.testing.Result:
     return CliRunner().invoke(app, arguments)
 
 
-def test_what_it_writes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experiment_that_init_writes_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     made = run("init", "mine")
@@ -90,7 +92,7 @@ def test_a_file_of_another_kind_is_recognised(
     assert refused.stderr.count("\n") == 2  # one problem, not one a key
 
 
-def test_what_a_file_refers_to_is_recognised(tmp_path: Path) -> None:
+def test_reference_to_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     run("init", str(tmp_path / "b"), "--compare")
     grid = "name: s\ngrid: {training.num_rounds: [1]}\n"
     path = tmp_path / "sweep.yaml"
@@ -116,7 +118,7 @@ def test_its_readme_names_commands_that_exist(tmp_path: Path) -> None:
         group.commands[name].make_context(name, arguments)
 
 
-def test_what_is_shipped_is_listed_with_its_command() -> None:
+def test_shipped_experiments_are_listed_with_their_commands() -> None:
     rows = json.loads(run("list", "experiments", "--json").stdout)
     # The files themselves are read by the tests of the pages.
     keys_of_command = {
@@ -137,7 +139,7 @@ def test_what_is_shipped_is_listed_with_its_command() -> None:
     assert "knnper compare table2_digits" in shown
 
 
-def test_what_is_there_stays(tmp_path: Path) -> None:
+def test_init_refuses_an_existing_place(tmp_path: Path) -> None:
     taken, file = tmp_path / "taken", tmp_path / "file"
     taken.mkdir()
     (taken / "model.py").write_text("mine")

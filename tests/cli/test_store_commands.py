@@ -116,7 +116,7 @@ def test_verify(folder: Path) -> None:
     assert len(document["findings"]) == 1
 
 
-def test_what_was_exported_can_be_added(
+def test_exported_examples_can_be_added(
     folder: Path, run: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "out.npz"
@@ -213,7 +213,7 @@ def test_every_command_says_that_a_store_is_damaged(
     assert not (tmp_path / "out.npz").exists()
 
 
-def test_what_is_intact_is_saved(folder: Path, tmp_path: Path) -> None:
+def test_rewrite_saves_intact_examples(folder: Path, tmp_path: Path) -> None:
     _change_a_label(folder)
     result = store("verify", folder)
     assert result.exit_code == 1

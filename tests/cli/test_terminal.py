@@ -102,7 +102,7 @@ def test_a_system_error_is_a_message(error: OSError, message: str) -> None:
     assert "Traceback" not in done.output
 
 
-def test_nobody_is_told_that_nobody_reads() -> None:
+def test_broken_pipe_prints_nothing() -> None:
     pipe = BrokenPipeError(errno.EPIPE, "Broken pipe")
     done = CliRunner().invoke(failing_with(pipe), ["fail"])
     assert done.exit_code == 1

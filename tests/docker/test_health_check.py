@@ -26,7 +26,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Of something that answers /health."""
+    """Yield the port of a server that answers /health."""
     with HTTPServer(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -41,7 +41,7 @@ def settings(folder: Path, **values: object) -> str:
     return str(file)
 
 
-def test_who_answers_is_well(
+def test_program_that_answers_is_healthy(
     port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check("server", settings(tmp_path, listen=f"0.0.0.0:{port}")) == 0

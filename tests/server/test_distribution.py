@@ -111,7 +111,7 @@ def test_clients_are_served_together_up_to_a_number_of_images(
     assert clients == list(reported)
 
 
-def test_one_that_fails_leaves_the_others_of_its_group() -> None:
+def test_failed_client_does_not_affect_others_of_its_group() -> None:
     results = served(Recorder(failing="b"), "a", "b", "c")
     assert [next(results)[0], next(results)[0]] == ["a", "c"]
     with pytest.raises(RunError, match="client b could not personalise: no disk"):

@@ -526,7 +526,7 @@ def test_the_first_update_does_not_decide_alone_which_shape_is_right() -> None:
     }
 
 
-def test_what_was_sent_is_forgotten_once_it_is_answered() -> None:
+def test_payload_is_released_after_its_reply() -> None:
     seen: list[object] = []
 
     def problem(payload: object, update: object) -> None:

@@ -39,7 +39,9 @@ def named(*names: str) -> dict[str, Compute]:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(0, 20))
-def test_they_are_scikit_learns(seed: int, num_classes: int, more: int) -> None:
+def test_metrics_equal_those_of_scikit_learn(
+    seed: int, num_classes: int, more: int
+) -> None:
     rng = np.random.default_rng(seed)
     # Every class occurs, so that scikit-learn's means are over all of them, too.
     labels = rng.permutation([*range(num_classes), *rng.integers(0, num_classes, more)])
@@ -70,7 +72,7 @@ def test_only_classes_of_the_client_count() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_not_defined_or_not_finite() -> None:
+def test_metrics_that_are_undefined_or_not_finite() -> None:
     one_class = torch.zeros(3, dtype=torch.int64)
     probabilities = torch.tensor([[0.9, 0.1], [0.2, 0.8], [math.nan, 0.5]])
     figures = score(probabilities, one_class, metrics=named(*METRICS))
@@ -170,7 +172,7 @@ def test_a_file_of_reports_keeps_them(tmp_path: Path) -> None:
         {"auroc": "0.5"},
     ],
 )
-def test_what_cannot_be_true_is_not_taken(figures: dict[str, Any]) -> None:
+def test_implausible_metrics_are_refused(figures: dict[str, Any]) -> None:
     metrics = ["auroc", "macro_f1"]
     assert result_problem(RESULTS[0], metrics) is None
     assert "not requested" in str(result_problem(RESULTS[0], ["auroc"]))

@@ -235,7 +235,7 @@ WEIGHTED = dataclasses.replace(GOOD, weight_sum=0.5, weight_correct=0.5)
 
 
 @pytest.mark.parametrize("good", [GOOD, WEIGHTED, Evaluation(0, 0, 0.0, (), (), ())])
-def test_what_can_be_true_is_taken(good: Evaluation) -> None:
+def test_plausible_evaluation_is_accepted(good: Evaluation) -> None:
     assert evaluation_problem(good) is None
     assert result_problem(RESULT) is None
 
@@ -267,7 +267,7 @@ def test_what_can_be_true_is_taken(good: Evaluation) -> None:
         {"weight_sum": 1.0, "weight_correct": "x"},
     ],
 )
-def test_what_cannot_be_true_is_refused(changed: dict[str, Any]) -> None:
+def test_implausible_evaluation_is_refused(changed: dict[str, Any]) -> None:
     wrong = dataclasses.replace(GOOD, **changed)
     assert evaluation_problem(wrong)
     assert result_problem(dataclasses.replace(RESULT, reference=wrong))

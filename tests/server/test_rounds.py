@@ -335,7 +335,7 @@ def test_an_update_that_is_scaled_by_900_is_a_failure(
     assert "round 2: client b failed: weights moved by a norm of" in caplog.text
 
 
-def test_what_earlier_rounds_were_like_outlives_a_kill(tmp_path: Path) -> None:
+def test_norms_of_earlier_rounds_survive_a_kill(tmp_path: Path) -> None:
     """One client a round is judged by the rounds before, made by another process."""
 
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
@@ -598,7 +598,7 @@ def test_a_training_that_calms_down_goes_on(tmp_path: Path) -> None:
     assert train(tmp_path, answer, num_rounds=8)[0].server_round == 8
 
 
-def test_one_client_s_loss_ends_no_training(tmp_path: Path) -> None:
+def test_huge_loss_of_one_client_does_not_end_the_training(tmp_path: Path) -> None:
     answer = moving(loss=lambda client, _: 1e99 if client == "b" else 0.5)
     assert train(tmp_path, answer, num_rounds=5)[0].server_round == 5
 

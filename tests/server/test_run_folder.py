@@ -113,7 +113,9 @@ def test_overwriting_leaves_nothing_of_the_earlier_run(
 
 
 @pytest.mark.parametrize("content", [None, "name: mine\n", ""])
-def test_what_is_no_run_is_never_deleted(tmp_path: Path, content: str | None) -> None:
+def test_create_never_overwrites_a_folder_without_a_run(
+    tmp_path: Path, content: str | None
+) -> None:
     (tmp_path / "thesis.tex").touch()
     if content is not None:
         (tmp_path / "experiment.yaml").write_text(content)
@@ -122,7 +124,7 @@ def test_what_is_no_run_is_never_deleted(tmp_path: Path, content: str | None) ->
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_what_a_kill_leaves_is_no_hindrance(tmp_path: Path) -> None:
+def test_create_removes_the_draft_of_a_killed_process(tmp_path: Path) -> None:
     draft = draft_of(tmp_path / "experiment.yaml")
     draft.write_text("torn")
     (tmp_path / ".lock").touch()
@@ -138,7 +140,9 @@ def test_draft_of_another_process_is_never_deleted(tmp_path: Path) -> None:
     assert draft.read_text() == "mine"
 
 
-def test_what_is_no_run_s_folder(tmp_path: Path) -> None:
+def test_missing_experiment_and_file_in_place_of_folder_are_refused(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(RunError, match=r"holds no run: experiment\.yaml is missing"):
         RunFolder.open(tmp_path)
     path = tmp_path / "demo"
@@ -178,7 +182,7 @@ def test_results(folder: RunFolder) -> None:
     assert [path.name for path in folder.path.glob(".*")] == [".lock"], "no draft"
 
 
-def test_one_process_leads_a_run(folder: RunFolder) -> None:
+def test_run_led_by_one_process_is_refused_to_others(folder: RunFolder) -> None:
     a_run_of(folder, 3)
     another = RunFolder.open(folder.path)
     with folder.locked():
@@ -307,7 +311,7 @@ def test_no_checkpoint_is_being_written_after_the_context(tmp_path: Path) -> Non
     assert folder.rounds() == [1]
 
 
-def test_what_the_rounds_tell_comes_back(tmp_path: Path) -> None:
+def test_history_survives_a_checkpoint(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, "abc")
     norms = {"weights": Norms([0.1, 1 / 3], 0.1)}
     history = History(norms, lowest_loss=2 / 3, trained_in={"a": 2})
@@ -341,7 +345,7 @@ def test_last_training_rounds_equal_those_of_a_dictionary(
         assert history.state_rounds(clients, 9) == (*known.values(), 0)
 
 
-def test_what_is_known_of_many_clients_comes_back(tmp_path: Path) -> None:
+def test_history_of_many_clients_survives_a_checkpoint(tmp_path: Path) -> None:
     history = History(trained_in=dict.fromkeys(map(str, range(100)), 1))
     history = history.after(2, {}, None, ["7", "x"])
     assert history.trained_in is not None
@@ -453,7 +457,7 @@ def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
     assert list(results) == [result("b", 2), None, result("a", 1)]
 
 
-def test_what_was_reported_last_counts(log: DistributionLog) -> None:
+def test_latest_report_of_a_client_counts(log: DistributionLog) -> None:
     log.append("m", {"a": None, "b": result("b", 1)})
     log.append("m", {"a": result("a", 2), "b": None})
     reported = log.reported("m")
@@ -463,7 +467,7 @@ def test_what_was_reported_last_counts(log: DistributionLog) -> None:
     assert list(shown) == [result("adam", 2)]
 
 
-def test_what_is_shown_is_sorted_by_what_clients_are_called(
+def test_shown_results_are_sorted_by_the_clients_titles(
     log: DistributionLog,
 ) -> None:
     log.append("m", served(result("a"), result("b"), result("c")))

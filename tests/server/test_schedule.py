@@ -160,7 +160,7 @@ def test_a_round_ends_at_its_deadline(deadline_s: float, first: Any) -> None:
     assert planned.cohort(1).num_late == 3 - len(expected)
 
 
-def test_one_answer_a_step_by_hand() -> None:
+def test_steps_with_a_buffer_of_one_by_hand() -> None:
     """c's four seconds are four steps of the others; of two at once, the first name."""
     planned = schedule(BufferedTiming(buffer_size=1))
     assert steps(planned, 6) == [
@@ -194,7 +194,7 @@ def test_client_waiting_in_the_buffer_does_not_train_again() -> None:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40, deadline=None)
-def test_what_must_hold_of_buffered_steps(
+def test_invariants_of_buffered_steps(
     sizes: list[int],
     buffer_size: int,
     participation: float,
@@ -366,7 +366,7 @@ def test_no_variance_is_extrapolated(name: str) -> None:
         assert torch.isfinite(served(images)).all(), client
 
 
-def test_what_compression_saves_is_saved_on_the_link() -> None:
+def test_compression_shortens_the_upload() -> None:
     task = normed_task(TRAINING)
     given = {"compression": {"name": "sign"}}
     chosen = load_experiment(document("fedavg", training=given), experiment_catalogue())

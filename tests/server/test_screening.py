@@ -74,7 +74,7 @@ def test_a_norm_of_what_is_no_number_is_none_either(value: float) -> None:
     assert not math.isfinite(screening.norm(numbers, torch.zeros(9000)))
 
 
-def test_what_was_not_sent_counts_by_itself() -> None:
+def test_change_of_a_field_that_was_not_sent_is_its_length() -> None:
     sent = {"models/0": torch.tensor([3.0, 4.0]), "control": torch.zeros(2)}
     arrived = {
         "models/0": torch.tensor([3.0, 5.0]),
@@ -92,7 +92,7 @@ def test_what_was_not_sent_counts_by_itself() -> None:
 
 @pytest.mark.parametrize("past", [{}, LEARNED])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_of_three_that_is_scaled_by_900_is_refused(
+def test_update_scaled_by_900_among_three_is_refused(
     tmp_path: Path, past: Mapping[str, screening.Norms], place: int
 ) -> None:
     norms = [0.3, 0.4, 0.5]
@@ -214,7 +214,7 @@ def test_updates_behind_a_suspicious_update_wait_on_disk(
     assert not (tmp_path / "waiting").exists()
 
 
-def test_what_the_next_rounds_are_compared_with() -> None:
+def test_usual_norm_is_the_lower_median_of_earlier_medians() -> None:
     norms = screening.Norms()
     for median in (0.1, 0.4, 9.0, 0.4, 0.3, 0.2):
         norms = norms.after(median)
@@ -367,7 +367,7 @@ def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screen
         ([-5.0, -3.0], -5.0),
     ],
 )
-def test_one_client_does_not_move_the_median(
+def test_median_loss_resists_one_client(
     losses: list[float], expected: float | None
 ) -> None:
     assert explosion.median_loss(losses) == expected

@@ -253,12 +253,12 @@ def test_each_client_has_a_request_of_its_own_and_offline_clients_fail() -> None
     ]
 
 
-def test_it_begins_as_soon_as_enough_are_there() -> None:
+def test_gather_returns_once_the_least_number_is_connected() -> None:
     site_federation, _ = federation(People({1: "a", 2: "b"}), min_clients=2)
     assert sorted(member.name for member in site_federation.gather()) == ["a", "b"]
 
 
-def test_it_waits_for_all_that_are_registered() -> None:
+def test_gather_waits_for_all_registered_clients() -> None:
     people = People({1: "a", 2: "b"})
     people.grid.nodes = {1}
     registered = {1: "a", 2: "b"}

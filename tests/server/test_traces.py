@@ -127,7 +127,7 @@ def _times(settings: DeviceSettings) -> dict[str, Any]:
     return {"availability_trace": settings.availability_trace}
 
 
-def test_what_a_file_does_not_say_is_as_without_it(tmp_path: Path) -> None:
+def test_fields_that_a_trace_lacks_come_from_the_settings(tmp_path: Path) -> None:
     path = written(tmp_path / "links.csv", [{"download_kbps": 0.008}])
     given = DeviceSettings(trace=path, examples_per_s=5, bytes_up_per_s=2)
     # 10 examples at 5 a second, 32 bytes at one a second, 8 bytes at two a second.
@@ -212,7 +212,7 @@ PICKLE = b"\x80\x04}\x94."  # of an empty mapping
         ("[" * 100_000, r"cannot be read: .*expected UTF-8 text"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+def test_invalid_trace_is_refused(tmp_path: Path, content: str, problem: str) -> None:
     path = written(tmp_path / "devices.csv", content)
     with pytest.raises(DataError, match=rf"devices\.csv.*{problem}"):
         Traces(DeviceSettings(trace=path), KEY)

@@ -136,7 +136,7 @@ def test_a_message_is_handed_over_as_soon_as_it_is_announced(case: Case) -> None
     assert len(case.flower.asked_at) == 2
 
 
-def test_what_was_announced_before_is_fetched_and_no_more(case: Case) -> None:
+def test_each_announced_message_is_fetched_with_one_request(case: Case) -> None:
     case.start_app()
     case.send(b"first")
     case.send(b"second")

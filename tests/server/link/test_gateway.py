@@ -129,7 +129,7 @@ def send(stage: Stage) -> None:
     stage.upstream.reset()
 
 
-def test_what_a_client_needs_is_let_through(stage: Stage) -> None:
+def test_requests_of_a_client_are_forwarded(stage: Stage) -> None:
     send(stage)
     for name, body in BODIES.items():
         stage.upstream.seen.clear()
@@ -146,7 +146,9 @@ def test_what_a_client_needs_is_let_through(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "name", ["get-run", "get-fab", "pull-object", "confirm-message-received"]
 )
-def test_what_was_not_sent_is_refused(name: str, stage: Stage) -> None:
+def test_request_for_something_not_sent_to_the_node_is_refused(
+    name: str, stage: Stage
+) -> None:
     assert stage.client.post(name, BODIES[name]).status_code == 400
     assert stage.upstream.seen == []
 
@@ -282,7 +284,7 @@ def test_strangers_cannot_fill_the_log(
     assert len(stage.gateway.notices.logged_at) == 2
 
 
-def test_what_is_no_http_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_invalid_http_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with gateway_stage() as stage:
         for _ in range(5):
             assert stage.first_line(b"\x00\x01\r\n\r\n").split()[1] == b"400"
@@ -669,7 +671,7 @@ def test_fast_sender_may_send_for_long(
         assert connection.recv(1000).startswith(b"HTTP/1.1 400")
 
 
-def test_one_address_does_not_keep_the_others_out(
+def test_connections_of_one_address_do_not_keep_others_out(
     narrow: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.ExitStack() as held:

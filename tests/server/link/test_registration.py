@@ -99,7 +99,7 @@ def test_a_number_that_the_operator_fixed_is_in_the_roster(
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "1e3", "٣", "9" * 17, "", "12 13"])
-def test_what_is_no_number_is_not_taken_for_one(place: Place, text: str) -> None:
+def test_invalid_number_of_examples_is_a_problem(place: Place, text: str) -> None:
     place.folder.add("a", public_key())
     (place.folder.path / "a.num_train").write_text(text)
     counts, problems = place.folder.counts()

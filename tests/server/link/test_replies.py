@@ -444,7 +444,7 @@ def test_nothing_is_kept_of_what_is_over(
     ("node_id", "run_id", "name"),
     [(OTHER, RUN, ROOT), (NODE, RUN + 1, ROOT), (NODE, RUN, "ef" * 32), (9, RUN, ROOT)],
 )
-def test_what_was_sent_to_others(
+def test_requests_for_messages_of_others_are_refused(
     node_id: int, run_id: int, name: str, scene: Scene
 ) -> None:
     with pytest.raises(GatewayRefusal):

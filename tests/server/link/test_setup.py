@@ -135,7 +135,7 @@ def test_addresses(text: str, host: str, loopback: bool) -> None:
 @pytest.mark.parametrize(
     "text", ["host", ":1", "h:0", "h:65536", "::1:80", "[h]:80", "https://h:1", "h:1x"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected HOST:PORT"):
         parse_address(text)
 
