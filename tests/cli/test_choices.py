@@ -36,7 +36,7 @@ def test_each_choice_is_a_line_of_a_terminal(
     assert all(entry.summary in whole for entry in entries_of(what))
 
 
-@pytest.mark.parametrize("what", [one for one in Choosable if one != "experiments"])
+@pytest.mark.parametrize("what", [part for part in Choosable if part != "experiments"])
 def test_each_choice_is_shown_with_its_settings(what: Choosable) -> None:
     catalogue = experiment_catalogue()
     types = {
@@ -80,9 +80,9 @@ def test_partition_is_not_described_by_its_catalogue() -> None:
 def test_shown_defaults_can_be_set() -> None:
     found = json.loads(listed("partitions", "dirichlet", "--json").stdout)
     defaults = {
-        one["key"]: one["default"]
-        for one in found["settings"]
-        if one["default"] is not None
+        setting["key"]: setting["default"]
+        for setting in found["settings"]
+        if setting["default"] is not None
     }
     assert defaults["alpha"] == "0.3"
     document = {

@@ -219,7 +219,7 @@ def test_a_run_goes_back_to_an_older_round(experiment: Path) -> None:
     again = run("simulate", *back)
     assert again.exit_code == 0, again.stderr
     assert "training: rounds 2 to 3" in again.stderr
-    digests = [json.loads(one.stdout)["training"] for one in (first, again)]
+    digests = [json.loads(done.stdout)["training"] for done in (first, again)]
     assert digests[0]["state_sha256"] == digests[1]["state_sha256"]
 
 

@@ -73,9 +73,9 @@ def test_all_is_well(place: FederationFolder) -> None:
     assert "Nothing is wrong." in lines
     document = json.loads(as_json.stdout)
     assert (document["kind"], document["well"]) == ("client", True)
-    found = {one["subject"]: one["verdict"] for one in document["checks"]}
-    assert found["certificate"] == "ok"
-    assert found["model"] == "skipped"
+    verdicts = {check["subject"]: check["verdict"] for check in document["checks"]}
+    assert verdicts["certificate"] == "ok"
+    assert verdicts["model"] == "skipped"
 
 
 def test_problems_come_last_with_what_to_do(place: FederationFolder) -> None:
@@ -101,8 +101,8 @@ def test_a_client_that_is_not_let_in(place: FederationFolder) -> None:
 
 
 def test_a_server_that_is_down(place: FederationFolder) -> None:
-    for given in (place.path, place.server, place.server_file):
-        down = run_on_server(given)
+    for path in (place.path, place.server, place.server_file):
+        down = run_on_server(path)
         assert down.exit_code == 1
         *_, mark, fix, summary = down.stdout.splitlines()
         assert mark == "  ✗ server         does not run"

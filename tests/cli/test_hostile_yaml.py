@@ -35,7 +35,8 @@ def typed(command: str, bomb: Path) -> list[str]:
         "data: {name: image_folder, path: data}\n"
     )
     return [
-        {"FILE": str(bomb), "GOOD": str(good)}.get(one, one) for one in command.split()
+        {"FILE": str(bomb), "GOOD": str(good)}.get(word, word)
+        for word in command.split()
     ]
 
 

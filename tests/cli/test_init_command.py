@@ -27,16 +27,16 @@ def test_experiment_that_init_writes_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    made = run("init", "mine")
-    assert made.exit_code == 0, made.output
-    assert {one.name for one in Path("mine").iterdir()} == {
+    result = run("init", "mine")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in Path("mine").iterdir()} == {
         "experiment.yaml",
         "model.py",
         "README.md",
     }
-    told = shlex.split(made.stderr.partition("Next: ")[2])
-    assert told == ["knnper", "simulate", "mine/experiment.yaml"]
-    done = run(*told[1:], "--set", "training.num_rounds=2")
+    command = shlex.split(result.stderr.partition("Next: ")[2])
+    assert command == ["knnper", "simulate", "mine/experiment.yaml"]
+    done = run(*command[1:], "--set", "training.num_rounds=2")
     assert done.exit_code == 0, done.output
     finished = knnper.Run("runs/mine")
     assert set(finished.results["manifest"]["own_code"]) == {"model:Net"}
@@ -47,18 +47,18 @@ def test_a_comparison_that_it_writes_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = run("init", "mine", "--compare")
-    assert {one.name for one in Path("mine").iterdir()} == {
+    result = run("init", "mine", "--compare")
+    assert {path.name for path in Path("mine").iterdir()} == {
         "comparison.yaml",
         "model.py",
         "README.md",
     }
-    told = shlex.split(made.stderr.partition("Next: ")[2])
-    assert told == ["knnper", "compare", "mine/comparison.yaml"]
+    command = shlex.split(result.stderr.partition("Next: ")[2])
+    assert command == ["knnper", "compare", "mine/comparison.yaml"]
     comparison = read_comparison(find_experiment("mine"))
     assert comparison.name == "mine"
     assert [*comparison.variants] == ["fedavg", "fine_tuned", "knn_per", "fedprox"]
-    assert all(one.own() for one in comparison.experiments)
+    assert all(experiment.own() for experiment in comparison.experiments)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_its_readme_names_commands_that_exist(tmp_path: Path) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
     text = (tmp_path / "mine/README.md").read_text()
-    lines = [one for one in text.splitlines() if one.startswith("knnper ")]
+    lines = [line for line in text.splitlines() if line.startswith("knnper ")]
     assert len(lines) == 4
     for line in lines:
         _, name, *arguments = shlex.split(line, comments=True)

@@ -54,19 +54,19 @@ def names_in(lines: list[str]) -> set[str]:
 
 
 def test_dockerfile_has_no_findings() -> None:
-    found = subprocess.run(
+    done = subprocess.run(
         [tool("hadolint"), DOCKER / "Dockerfile"], capture_output=True, text=True
     )
-    assert found.returncode == 0, found.stdout
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("file", COMPOSE_FILES)
 def test_compose_file_is_valid(file: str) -> None:
     words = ["--file", str(DOCKER / file), "--profile", "*", "config", "--quiet"]
-    found = subprocess.run(
+    done = subprocess.run(
         [tool("docker-compose"), *words], capture_output=True, text=True
     )
-    assert found.returncode == 0, found.stderr
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("file", COMPOSE_FILES[1:])
@@ -161,8 +161,8 @@ def test_readme_names_what_is_there() -> None:
 
 @pytest.mark.slow
 def test_a_federation_in_containers() -> None:
-    found = subprocess.run([DOCKER / "try_offline.sh"], capture_output=True, text=True)
-    if found.returncode == 77:  # UNABLE in try_offline.sh
-        pytest.skip(found.stderr.strip().splitlines()[-1])
-    assert found.returncode == 0, f"{found.stdout[-8000:]}\n{found.stderr[-8000:]}"
-    assert "the story is complete" in found.stdout
+    done = subprocess.run([DOCKER / "try_offline.sh"], capture_output=True, text=True)
+    if done.returncode == 77:  # UNABLE in try_offline.sh
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+    assert "the story is complete" in done.stdout

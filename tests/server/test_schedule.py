@@ -239,20 +239,22 @@ def test_invariants_of_buffered_steps(
     assert again.cohort(7) == cohorts[6]
 
 
-def devices_of(given: DeviceSettings, sizes: Mapping[str, int]) -> Devices:
-    return Devices(TrainingSettings(devices=given), sizes, METHOD, KEY)
+def devices_of(device_settings: DeviceSettings, sizes: Mapping[str, int]) -> Devices:
+    return Devices(TrainingSettings(devices=device_settings), sizes, METHOD, KEY)
 
 
 def test_work_is_examples_and_bytes() -> None:
-    given = DeviceSettings(examples_per_s=5, bytes_down_per_s=16, bytes_up_per_s=2)
+    device_settings = DeviceSettings(
+        examples_per_s=5, bytes_down_per_s=16, bytes_up_per_s=2
+    )
     # 10 examples, 32 bytes down, and 8 up.
-    assert devices_of(given, {"a": 10}).work_s("a") == 2 + 2 + 4
-    training = TrainingSettings(devices=given, local_steps=3, batch_size=32)
+    assert devices_of(device_settings, {"a": 10}).work_s("a") == 2 + 2 + 4
+    training = TrainingSettings(devices=device_settings, local_steps=3, batch_size=32)
     assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 6 + 2 + 4
-    training = TrainingSettings(devices=given, local_epochs=2)
+    training = TrainingSettings(devices=device_settings, local_epochs=2)
     assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 4 + 2 + 4
     # Of the incomplete last batch nothing is trained.
-    training = TrainingSettings(devices=given, local_epochs=2, batch_size=4)
+    training = TrainingSettings(devices=device_settings, local_epochs=2, batch_size=4)
     assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 3.2 + 2 + 4
 
 
@@ -265,19 +267,19 @@ def test_the_spread_is_of_the_middle_95_percent() -> None:
     assert middle == pytest.approx(1, rel=0.1)
 
 
-def test_so_large_a_part_is_there_at_any_time() -> None:
+def test_available_fraction_is_constant_over_time() -> None:
     sizes = dict.fromkeys(map(str, range(2000)), 1)
     devices = devices_of(DeviceSettings(available=0.7, period_s=10), sizes)
     for at_s in (0.0, 3.3, 250.0):
-        num_there = sum(devices.is_available(client, at_s) for client in sizes)
-        assert num_there / 2000 == pytest.approx(0.7, abs=0.04)
+        num_available = sum(devices.is_available(client, at_s) for client in sizes)
+        assert num_available / 2000 == pytest.approx(0.7, abs=0.04)
 
 
 @pytest.mark.parametrize("client", ["0", "1", "2", "3"])
-def test_work_goes_on_when_a_client_is_back(client: str) -> None:
+def test_work_pauses_while_a_client_is_away(client: str) -> None:
     """Against time in slices of a thousandth."""
-    given = DeviceSettings(examples_per_s=1, available=0.5, period_s=2)
-    devices = devices_of(given, dict.fromkeys("0123", 5))
+    device_settings = DeviceSettings(examples_per_s=1, available=0.5, period_s=2)
+    devices = devices_of(device_settings, dict.fromkeys("0123", 5))
     slice_s, done_s, now_s = 0.001, 0.0, 1.0
     while done_s < 5:
         done_s += slice_s * devices.is_available(client, now_s)
@@ -368,8 +370,10 @@ def test_no_variance_is_extrapolated(name: str) -> None:
 
 def test_compression_shortens_the_upload() -> None:
     task = normed_task(TRAINING)
-    given = {"compression": {"name": "sign"}}
-    chosen = load_experiment(document("fedavg", training=given), experiment_catalogue())
+    training = {"compression": {"name": "sign"}}
+    chosen = load_experiment(
+        document("fedavg", training=training), experiment_catalogue()
+    )
     assert chosen.training.compression is not None
     plain = FedAvg(task, FedAvg.settings_type())
     sign = Compressed(task, plain, chosen.training.compression)
@@ -382,13 +386,13 @@ def test_compression_shortens_the_upload() -> None:
 def run(
     tmp_path: Path, name: str, settings: Any = None, /, **training: Any
 ) -> RunFolder:
-    given = document(
+    values = document(
         "fedavg",
         partition={"name": "iid", "num_clients": 6},
         training={"num_rounds": 3, "local_steps": 2, "batch_size": 16, **training},
         run={"engine": "serial", **(settings or {})},
     )
-    chosen = load_experiment(given, experiment_catalogue(), folder=tmp_path)
+    chosen = load_experiment(values, experiment_catalogue(), folder=tmp_path)
     folder = RunFolder.create(tmp_path / name, chosen)
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
     return folder

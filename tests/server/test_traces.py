@@ -55,9 +55,11 @@ def device_of(tmp_path: Path, row: dict[str, Any], suffix: str = ".json") -> Dev
     return Traces(DeviceSettings(trace=path), KEY).device("a")
 
 
-def devices_of(given: DeviceSettings, key: RandomKey = KEY, size: int = 10) -> Devices:
+def devices_of(
+    device_settings: DeviceSettings, key: RandomKey = KEY, size: int = 10
+) -> Devices:
     sizes = dict.fromkeys("abcdefghij", size)
-    return Devices(TrainingSettings(devices=given), sizes, METHOD, key)
+    return Devices(TrainingSettings(devices=device_settings), sizes, METHOD, key)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
@@ -129,9 +131,9 @@ def _times(settings: DeviceSettings) -> dict[str, Any]:
 
 def test_fields_that_a_trace_lacks_come_from_the_settings(tmp_path: Path) -> None:
     path = written(tmp_path / "links.csv", [{"download_kbps": 0.008}])
-    given = DeviceSettings(trace=path, examples_per_s=5, bytes_up_per_s=2)
+    device_settings = DeviceSettings(trace=path, examples_per_s=5, bytes_up_per_s=2)
     # 10 examples at 5 a second, 32 bytes at one a second, 8 bytes at two a second.
-    assert devices_of(given).work_s("a") == 2 + 32 + 4
+    assert devices_of(device_settings).work_s("a") == 2 + 32 + 4
 
 
 def test_a_device_that_is_always_there(tmp_path: Path) -> None:
@@ -254,8 +256,8 @@ def test_settings_that_repeat_the_trace_are_refused(
 
 def test_runs_without_files_stay_the_runs_that_they_are(tmp_path: Path) -> None:
     def identity(**devices: Any) -> str:
-        given = document("fedavg", training={"devices": devices})
-        return results_identity(load_experiment(given, experiment_catalogue()))
+        values = document("fedavg", training={"devices": devices})
+        return results_identity(load_experiment(values, experiment_catalogue()))
 
     assert identity(trace=None) == identity()
     assert identity(trace="devices.csv") != identity()
