@@ -29,30 +29,33 @@ from knnper.transport.shared_memory import (
     write_vector,
 )
 
-_MOST_HEADER_BYTES = 4096
-_NUMPY = "numpy.ndarray"  # Flower's name of the format of `np.save`
-# https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0;
-# NumPy's own reader allocates the size in the header before it reads the data.
-_BEGIN = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), "
-    rb"'shape': \((?P<length>\d{1,15}),\), \} *\n",
-    re.DOTALL,
-)
-_RECORD = "introduction"
-_LONGEST_NAME = 255
 R = TypeVar("R")
+
+# Names of a message's records and of their entries.
 VECTOR = "vector"
+_INTRODUCTION = "introduction"
 _FILE = "file"
 _LAYOUT, _NUMBERS, _LENGTHS = "layout", "numbers", "lengths"
-_CANNOT_RUN = "no client can be run"
-_END_OF_LINE = " ⏎ "  # Flower passes failures on as one line of text
-
-# Bytes; a smaller vector is faster in a message than in a file of its own.
-LEAST_IN_FILE = 1 << 17
 # In a reply to a task: the reasons of failures by the number of the client, and the
 # name of the replies that are sent as one record.
 FAILURES = "failures"
 TOGETHER = "together"
+
+# Bytes; a smaller vector is faster in a message than in a file of its own.
+LEAST_IN_FILE = 1 << 17
+
+_NUMPY = "numpy.ndarray"  # Flower's name of the format of `np.save`
+# https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0;
+# NumPy's own reader allocates the size in the header before it reads the data.
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), "
+    rb"'shape': \((?P<length>\d{1,15}),\), \} *\n",
+    re.DOTALL,
+)
+_MOST_HEADER_BYTES = 4096
+_LONGEST_NAME = 255  # of a client
+_CANNOT_RUN = "no client can be run"
+_END_OF_LINE = " ⏎ "  # Flower passes failures on as one line of text
 
 
 def too_large(most_bytes: float, size: int) -> CodecError:
@@ -87,13 +90,13 @@ def copied(numbers: NDArray[np.float32]) -> Tensor:
 
 def _numbers(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Return a view of the numbers in an NPY file of a float32 vector."""
-    begin = _BEGIN.match(data)
-    if begin is None:
+    header = _NPY_HEADER.match(data)
+    if header is None:
         raise CodecError("expected a float32 vector as NumPy saves it")
-    num_bytes, expected = len(data) - begin.end(), 4 * int(begin["length"])
+    num_bytes, expected = len(data) - header.end(), 4 * int(header["length"])
     if num_bytes != expected:
         raise CodecError(f"expected numbers in {expected} bytes, found {num_bytes}")
-    return np.frombuffer(data, np.dtype("<f4"), offset=begin.end())
+    return np.frombuffer(data, np.dtype("<f4"), offset=header.end())
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,12 @@ class Introduction:
 
 def introduction_content(introduction: Introduction) -> RecordDict:
     """Return the content of a message with which a client introduces itself."""
-    return RecordDict({_RECORD: ConfigRecord(dataclasses.asdict(introduction))})
+    return RecordDict({_INTRODUCTION: ConfigRecord(dataclasses.asdict(introduction))})
 
 
 def read_introduction(content: RecordDict) -> Introduction:
     """Validate a client's introduction, which may be hostile."""
-    record = content.config_records.get(_RECORD)
+    record = content.config_records.get(_INTRODUCTION)
     if record is None:
         return Introduction("", problem="it sent no introduction: another version?")
     try:
