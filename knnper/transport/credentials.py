@@ -29,21 +29,23 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from knnper.errors import CredentialError
 from knnper.files import read_file, write_atomically
 
-_LAST_PORT = 65535
+T = TypeVar("T")
+
+# Permissions of files.
 SECRET = 0o600
 PUBLIC = 0o644
-T = TypeVar("T")
+
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825  # the longest that common TLS clients accept
-
+# Start of validity before now, since the clocks of machines differ a little.
+_BACKDATED = timedelta(hours=1)
+_EXPIRES_SOON = timedelta(days=30)
 # Longest common name in X.520; alternative names hold the whole name of a host.
 _LONGEST_NAME = 64
 
-# Start of validity before now, since the clocks of machines differ a little.
-_BACKDATED = timedelta(hours=1)
-_RENEW = "make a new one with: knnper fed renew FEDERATION"
-_SOON = timedelta(days=30)
-_MAKE = "made with: ssh-keygen -t ecdsa -b 384 -N '' -f NAME.key"
+_LAST_PORT = 65535
+_RENEW_HINT = "make a new one with: knnper fed renew FEDERATION"
+_KEY_HINT = "made with: ssh-keygen -t ecdsa -b 384 -N '' -f NAME.key"
 
 
 @dataclass(frozen=True)
@@ -266,16 +268,16 @@ def expiry_problem(certificate: x509.Certificate, now: datetime) -> str | None:
             f"machine's clock shows {now:%Y-%m-%d %H:%M}; set the clock"
         )
     if now > end:
-        return f"the certificate expired on {end:%Y-%m-%d %H:%M} UTC; {_RENEW}"
+        return f"the certificate expired on {end:%Y-%m-%d %H:%M} UTC; {_RENEW_HINT}"
     return None
 
 
 def expires_soon(certificate: x509.Certificate, now: datetime) -> str | None:
     """Describe when a certificate expires if that is within 30 days, or None."""
     end = certificate.not_valid_after_utc
-    if now + _SOON < end:
+    if now + _EXPIRES_SOON < end:
         return None
-    return f"the certificate expires on {end:%Y-%m-%d %H:%M} UTC; {_RENEW}"
+    return f"the certificate expires on {end:%Y-%m-%d %H:%M} UTC; {_RENEW_HINT}"
 
 
 def host_problem(certificate: x509.Certificate, host: str) -> str | None:
@@ -335,7 +337,9 @@ def write_public_key(path: Path, key: ec.EllipticCurvePublicKey) -> None:
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key in ``path``."""
-    expected = f"an OpenSSH private key on a NIST curve without a passphrase, {_MAKE}"
+    expected = (
+        f"an OpenSSH private key on a NIST curve without a passphrase, {_KEY_HINT}"
+    )
     return read_as(path, expected, _private)
 
 
@@ -376,7 +380,7 @@ def _public_file(path: Path) -> Path:
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     """Return the public key in ``path``."""
-    return read_as(path, f"an OpenSSH public key on a NIST curve, {_MAKE}", _public)
+    return read_as(path, f"an OpenSSH public key on a NIST curve, {_KEY_HINT}", _public)
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:

@@ -233,7 +233,7 @@ def plain_answer(address: Address, path: str) -> HttpAnswer | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the gateway knows of a client: its name, and seconds since its activity."""
+    """A client's registered name, and the seconds since its last request."""
 
     name: str | None
     idle_s: float | None
