@@ -20,7 +20,7 @@ Departures from the paper:
 - v is trained with the number of steps and the learning rate of w; the paper allows
   others.
 - λ is chosen once, after the last round.
-- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.training`.
+- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.proximal`.
   Buffers such as BatchNorm's running statistics are not pulled.
 """
 

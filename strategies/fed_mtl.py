@@ -18,7 +18,7 @@ Departures from the papers:
 - MOCHA solves convex problems in their dual and learns how clients are related; here
   the relation is fixed, and any model is trained with SGD.
 - w̄ is the mean over the clients that replied, weighted by their examples.
-- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.training`.
+- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.proximal`.
   Buffers such as BatchNorm's running statistics are averaged into w̄, but not pulled.
 """
 

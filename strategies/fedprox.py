@@ -10,7 +10,7 @@ where g is the gradient of f, weight decay included, on a mini-batch.
 
 Departures from the paper:
 
-- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.training`.
+- The pull acts at the end of a step; see `pull` in `knnper.strategies.core.proximal`.
 - The number of local steps is fixed; the paper allows any inexact solution.
 - Clients are sampled uniformly and weighted by their examples, as in FedAvg.
 """

@@ -19,7 +19,7 @@ Departures from the paper:
 - The θ that a client serves is found after the last round, from the last w in passes
   over both splits, as the paper defines it. The paper's algorithm ends with the θ of a
   client's last mini-batch, which fits that mini-batch. In these passes the pull acts at
-  the end of a step; see `pull` in `knnper.strategies.core.training`.
+  the end of a step; see `pull` in `knnper.strategies.core.proximal`.
 - Weight decay acts on w in the rounds and on θ after them; momentum, if set, on w only.
 - Clients are weighted by their examples; the paper weights them equally.
 - K is fixed; the paper iterates to a given accuracy.
