@@ -1,0 +1,168 @@
+"""Accounting of differential privacy: the ε of releases, and the noise for an ε.
+
+Two data sets are neighbours if one has one unit more: a client, or an example. A
+release is a sum over the units with Gaussian noise of standard deviation σ S, where S
+bounds the norm of what one unit adds to the sum. The figures are those of Google's
+package ``dp_accounting``, which the extra ``privacy`` installs: privacy loss
+distributions (Doroshenko et al. 2022) or Rényi differential privacy (Mironov 2017;
+Mironov et al. 2019 for Poisson samples). Both are upper bounds on ε.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from knnper.errors import RunError
+from knnper.process import import_extra
+
+AccountantName = Literal["pld", "rdp"]
+
+# Width of the steps in which a distribution of the privacy loss is kept: that of
+# ``dp_accounting`` for figures, and a wider one for searches, which is ten times as
+# fast and overestimates ε by at most a few per cent.
+_LOSS_INTERVAL, _INTERVAL_OF_SEARCHES = 1e-4, 1e-3
+_MOST_RELEASES = 10**7
+_CLOSE = 1e-3  # relative error of a noise multiplier that is searched
+
+
+@dataclass(frozen=True)
+class Release:
+    """Equal releases of a sum with Gaussian noise.
+
+    Attributes
+    ----------
+    noise_multiplier
+        σ: the standard deviation of the noise, as a multiple of the largest norm of
+        what one unit adds to the sum. 0 is no noise, and ε is infinite.
+    sampling
+        q: the probability with which each unit is part of a sum, independently of all
+        others (Poisson sampling). 1 if units are chosen in any other way.
+    count
+        Number of these releases.
+    """
+
+    noise_multiplier: float
+    sampling: float = 1.0
+    count: int = 1
+
+
+def default_delta(num_units: int) -> float:
+    """Return n^-1.1 for n units: smaller than 1/n, as δ must be."""
+    return float(max(num_units, 2) ** -1.1)
+
+
+def epsilon_of(
+    releases: Iterable[Release],
+    delta: float,
+    accountant: AccountantName = "pld",
+    *,
+    loss_interval: float = _LOSS_INTERVAL,
+) -> float:
+    """Return the ε at ``delta`` of all releases together; infinite without noise.
+
+    ``loss_interval``: width of the steps of a distribution of the privacy loss.
+    """
+    counted = [release for release in releases if release.count]
+    if not counted:
+        return 0.0
+    if any(release.noise_multiplier == 0 for release in counted):
+        return math.inf
+    return _epsilon(tuple(counted), delta, accountant, loss_interval)
+
+
+def most_releases(
+    release: Release, epsilon: float, delta: float, accountant: AccountantName = "pld"
+) -> int:
+    """Return how many releases like ``release`` spend no more than ``epsilon``.
+
+    It may be a few per cent less than the most: the search overestimates ε a little.
+    """
+
+    def allows(count: int) -> bool:
+        counted = [replace(release, count=count)]
+        return _searched_epsilon(counted, delta, accountant) <= epsilon
+
+    if not allows(1):
+        return 0
+    high = 2
+    while allows(high):
+        high *= 2
+        if high > _MOST_RELEASES:
+            return _MOST_RELEASES
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if allows(middle) else (low, middle)
+    return low
+
+
+def noise_multiplier_for(
+    epsilon: float,
+    delta: float,
+    *,
+    sampling: float = 1.0,
+    count: int = 1,
+    accountant: AccountantName = "pld",
+) -> float:
+    """Return the smallest σ, to a thousandth, with which releases spend ``epsilon``."""
+
+    def spends_too_much(noise_multiplier: float) -> bool:
+        release = Release(noise_multiplier, sampling, count)
+        return _searched_epsilon([release], delta, accountant) > epsilon
+
+    # The bounds come from the faster accountant, whose ε is never smaller.
+    high = 1.0
+    while epsilon_of([Release(high, sampling, count)], delta, "rdp") > epsilon:
+        high *= 2
+        if high > _MOST_RELEASES:
+            raise RunError(
+                f"found no noise for epsilon {epsilon:g} at delta {delta:g}; expected "
+                "a larger epsilon or fewer rounds"
+            )
+    low = high / 2
+    while not spends_too_much(low):
+        low, high = low / 2, low
+        if low < _CLOSE:
+            return high
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if spends_too_much(middle) else (low, middle)
+    return high
+
+
+def _searched_epsilon(
+    releases: Iterable[Release], delta: float, accountant: AccountantName
+) -> float:
+    return epsilon_of(releases, delta, accountant, loss_interval=_INTERVAL_OF_SEARCHES)
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon(
+    releases: tuple[Release, ...],
+    delta: float,
+    accountant: AccountantName,
+    loss_interval: float,
+) -> float:
+    dp = _import("dp_accounting")
+    counter = (
+        _import("dp_accounting.pld").PLDAccountant(
+            value_discretization_interval=loss_interval
+        )
+        if accountant == "pld"
+        else _import("dp_accounting.rdp").RdpAccountant()
+    )
+    for release in releases:
+        event = dp.GaussianDpEvent(release.noise_multiplier)
+        if release.sampling < 1:
+            event = dp.PoissonSampledDpEvent(release.sampling, event)
+        counter.compose(event, release.count)
+    return float(counter.get_epsilon(delta))
+
+
+def _import(module: str) -> Any:
+    # The package warns of each Rényi order that it leaves out; ε stays a bound.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    return import_extra(module, "privacy", "the accounting of privacy")
