@@ -31,13 +31,19 @@ __all__ = [
     "Updates",
     "evaluate",
     "local_sgd",
+    "mean_in_parts",
+    "num_steps",
     "on_both_splits",
     "pull",
     "trained_on_both_splits",
 ]
 
 if TYPE_CHECKING:
-    from knnper.strategies.core.averaging import RunningMean, Updates
+    from knnper.strategies.core.averaging import (
+        RunningMean,
+        Updates,
+        mean_in_parts,
+    )
     from knnper.strategies.core.compression import Compressor
     from knnper.strategies.core.evaluation import evaluate
     from knnper.strategies.core.final_training import (
@@ -61,12 +67,17 @@ if TYPE_CHECKING:
     )
     from knnper.strategies.core.sharing import PartlyShared
     from knnper.strategies.core.task import Task
-    from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
+    from knnper.strategies.core.training import (
+        LocalModel,
+        LocalResult,
+        local_sgd,
+        num_steps,
+    )
     from knnper.strategies.fedavg import FedAvg
 else:
     _MODULES = modules_by_name(
         {
-            "knnper.strategies.core.averaging": "RunningMean Updates",
+            "knnper.strategies.core.averaging": "RunningMean Updates mean_in_parts",
             "knnper.strategies.core.compression": "Compressor",
             "knnper.strategies.core.method": "Method NoSettings Personalizer",
             "knnper.strategies.core.records": "ModelPayload ModelState ModelUpdate "
@@ -79,7 +90,8 @@ else:
             "knnper.strategies.core.proximal": "pull",
             "knnper.strategies.core.sharing": "PartlyShared",
             "knnper.strategies.core.task": "Task",
-            "knnper.strategies.core.training": "LocalModel LocalResult local_sgd",
+            "knnper.strategies.core.training": "LocalModel LocalResult local_sgd "
+            "num_steps",
             "knnper.strategies.fedavg": "FedAvg",
         }
     )

@@ -14,11 +14,14 @@ from urllib.parse import unquote
 import click
 import pytest
 import typer
+from fastapi.routing import APIRoute
 from mkdocs.config import load_config
 
 from docs.menu import on_config
 from knnper.cli.app import app
+from knnper.client.service.endpoints import router
 from knnper.client.settings import read_client
+from knnper.data.catalogue import DATA_SETS, SITE_DATA
 from knnper.experiment import SECTIONS
 from knnper.experiment_file import load_experiment, read_experiment
 from knnper.simulation.batches.comparison import read_comparison
@@ -242,3 +245,23 @@ def test_every_page_is_in_the_menu(monkeypatch: pytest.MonkeyPatch) -> None:
     written -= {page for page in written if page.startswith("results/")}
     methods = {f"methods/{name}.md" for name in METHODS}
     assert written | methods <= {*menu}
+
+
+@pytest.mark.parametrize("name", sorted({*DATA_SETS, *SITE_DATA}))
+def test_every_kind_of_data_is_on_the_page_of_data(name: str) -> None:
+    assert re.search(rf"(`|name: ){name}\b", read_page("docs/data.md"))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        (method, route.path)
+        for route in router.routes
+        if isinstance(route, APIRoute) and route.include_in_schema
+        for method in sorted(route.methods or ())
+    ],
+)
+def test_every_path_of_the_service_is_on_its_page(method: str, path: str) -> None:
+    rows = [row for row in read_page("docs/service.md").splitlines() if row[:1] == "|"]
+    path = re.sub(r"\{.*?\}", "{id}", path)
+    assert any(f"`{method} " in row and f"{path}`" in row for row in rows)
