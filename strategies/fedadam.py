@@ -112,6 +112,7 @@ class FedAdam(FedAvg):
     title = "FedAdam"
     source = "Reddi et al. 2021, Algorithm 2"
     server_state = "3"
+    takes_mean = True
     state_type = MomentState
 
     settings: FedAdamSettings
@@ -164,6 +165,7 @@ class FedAdagrad(FedAvg):
     title = "FedAdagrad"
     source = "Reddi et al. 2021, Algorithm 2"
     server_state = "2"
+    takes_mean = True
     state_type = FedAdagradState
 
     settings: FedAdagradSettings

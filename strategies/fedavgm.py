@@ -58,6 +58,7 @@ class FedAvgM(FedAvg):
     title = "FedAvgM"
     source = "Hsu et al. 2019, section 4.3"
     server_state = "2"
+    takes_mean = True
     state_type = FedAvgMState
 
     settings: FedAvgMSettings

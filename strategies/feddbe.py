@@ -108,6 +108,7 @@ class FedDBE(Method):
     trains_unseen_from_start = True
     reference_title = "FedDBE (global)"
     serves_one_model = False
+    takes_mean = True
     ends_with_global_model = True
     state_type = ModelAndMean
     payload_type = ModelAndMean

@@ -89,6 +89,7 @@ class FedEM(Method):
     learns_from_validation = "all"
     reference_title = "FedEM (uniform mixture)"
     serves_one_model = False
+    takes_mean = True
     personalizes_by_inference = True
     state_type = Components
     payload_type = Components

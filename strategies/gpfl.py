@@ -122,6 +122,7 @@ class GPFL(PartlyShared):
     trains_unseen_from_start = True
     reference_title = None
     serves_one_model = False
+    takes_mean = True
     state_type = ModelAndGuidance
     payload_type = ModelAndGuidance
     update_type = GPFLUpdate

@@ -76,6 +76,7 @@ class L2GD(FedMTL):
     title = "L2GD"
     source = "Hanzely and Richtárik 2020, Algorithm 1; Chen et al. 2023, Table 6"
     reference_title = "L2GD (mean model)"
+    takes_mean = True
     state_type = L2GDState
     payload_type = L2GDState
 

@@ -419,6 +419,7 @@ class PFedGP(Method):
     learns_from_validation = "all"
     reference_title = None
     serves_one_model = False
+    takes_mean = True
     personalizes_by_inference = True
     state_type = SharedNetwork
     payload_type = SharedNetwork

@@ -87,6 +87,7 @@ class PFedMe(Method):
     unseen = "finds a model near the global one, like any other client"
     learns_from_validation = "all"
     reference_title = "pFedMe (global model)"
+    takes_mean = True
     ends_with_global_model = True
 
     settings: PFedMeSettings

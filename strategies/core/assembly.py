@@ -1,6 +1,6 @@
 """Build the task and the method of an experiment."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from knnper.strategies.core.compression import Compressed
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.optimizers import criterion, require_optimizer
 from knnper.strategies.core.task import Task
+
+Protection = Callable[[Method], Method]
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,19 @@ def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
 
 
 @explained()
-def assemble_with_task(experiment: Experiment, task: Task) -> Assembly:
-    """Build the method, and record in the experiment how its model was built."""
+def assemble_with_task(
+    experiment: Experiment, task: Task, protect: Protection | None = None
+) -> Assembly:
+    """Build the method, and record in the experiment how its model was built.
+
+    ``protect`` wraps the method before its updates are compressed, such as in a site's
+    own `UpdateProcessor`.
+    """
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
     method = personalizer_of(on_top)(task, method, on_top.settings)
+    if protect is not None:
+        method = protect(method)
     compression = experiment.training.compression
     if compression is not None:
         method = Compressed(task, method, compression)

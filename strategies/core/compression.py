@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from knnper.data.examples import ClientData
 from knnper.errors import CodecError
 from knnper.own import Kind
 from knnper.records import Parts, is_shape, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, PositiveFraction, Settings, SettingsTypes
-from knnper.strategies.core.method import Method, NoSettings, Personalizer, origins
-from knnper.strategies.core.predictors import Predictor
-from knnper.strategies.core.records import NoState, Record, require_finite
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.processing import UpdateProcessor
+from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import Task
 
 Values = NDArray[np.float32]
@@ -269,8 +268,8 @@ class CompressedState(Record):
     left_out: dict[str, Tensor]  # e by the path of the tensor, shape (d,)
 
 
-class Compressed(Personalizer):
-    """A method with compressed updates; a personaliser, as it wraps the method."""
+class Compressed(UpdateProcessor):
+    """A method with compressed updates."""
 
     def __init__(self, task: Task, method: Method, choice: Choice[Settings]) -> None:
         super().__init__(task, method, choice.settings)
@@ -281,35 +280,38 @@ class Compressed(Personalizer):
             self.client_state_type = CompressedState
 
     @override
-    def client_update(
+    def process(
         self,
         payload: Any,
+        update: Any,
         client_state: Any,
-        data: ClientData,
         server_round: int,
         rng: RandomKey,
-    ) -> tuple[Any, Any]:
-        inner_state, update = self.method.client_update(
-            payload, self._own(client_state), data, server_round, rng
-        )
-        require_finite("update", update)
+    ) -> tuple[CompressedUpdate, dict[str, Tensor]]:
         remembers = isinstance(client_state, CompressedState)
         past = client_state.left_out if remembers else {}
-        sent, left_out = self._encoded(payload, update, past, rng.child("compression"))
-        if not self._compressor.error_feedback:
-            return inner_state, sent
-        parts = (
-            Parts({}, "")
-            if isinstance(inner_state, NoState)
-            else take_apart(inner_state)
-        )
-        return CompressedState(parts.structure, dict(parts.tensors), left_out), sent
+        return self._encoded(payload, update, past, rng.child("compression"))
 
     @override
-    def personalize(
-        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
-    ) -> Predictor:
-        return self.method.personalize(payload, self._own(client_state), data, rng)
+    def method_state(self, client_state: Any) -> Any:
+        if not isinstance(client_state, CompressedState):
+            return client_state
+        if not client_state.structure:
+            return None
+        kind = self.method.client_state_type
+        parts = Parts(client_state.tensors, client_state.structure)
+        return put_together(kind, parts)
+
+    @override
+    def processor_state(self, method_state: Any, kept: Any) -> Any:
+        if not self._compressor.error_feedback:
+            return method_state
+        parts = (
+            Parts({}, "")
+            if isinstance(method_state, NoState)
+            else take_apart(method_state)
+        )
+        return CompressedState(parts.structure, dict(parts.tensors), kept)
 
     @override
     def bytes_up(self, client_id: str) -> int:
@@ -327,7 +329,7 @@ class Compressed(Personalizer):
         outline = {
             path: torch.zeros(1).expand(shape) for path, shape in update.shapes.items()
         }
-        started = self._origins(payload, self._rebuilt(update, outline))
+        started = self.require_origins(payload, self._rebuilt(update, outline))
         tensors = {}
         for path, code in update.coded.items():
             origin = started.get(path)
@@ -337,13 +339,13 @@ class Compressed(Personalizer):
                     "expected one to which the update is added"
                 )
             tensors[path] = self._decoded(code, origin)
-        return self._rebuilt(update, tensors)
+        return super().decoded(payload, self._rebuilt(update, tensors))
 
     def _encoded(
         self, payload: Any, update: Any, past: Mapping[str, Tensor], rng: RandomKey
     ) -> tuple[CompressedUpdate, dict[str, Tensor]]:
         """Compress an update; return it with the error e of each tensor."""
-        started = self._origins(payload, update)
+        started = self.require_origins(payload, update)
         coded: dict[str, Tensor] = {}
         left_out: dict[str, Tensor] = {}
         # A site may withhold these two figures, so the structure must not hold them.
@@ -397,24 +399,8 @@ class Compressed(Personalizer):
             raise ValueError(f"expected {count} numbers, found {tuple(values.shape)}")
         return values
 
-    def _origins(self, payload: Any, update: Any) -> Mapping[str, Tensor]:
-        if self.update_problem is not None:
-            problem = self.update_problem(payload, update)
-            if problem is not None:
-                raise CodecError(problem)
-        return origins(self, payload, update)
-
     def _rebuilt(self, update: CompressedUpdate, coded: Mapping[str, Tensor]) -> Any:
         parts = Parts({**update.whole, **coded}, update.structure)
         rebuilt: Any = put_together(self.method.update_type, parts)
         num_examples, train_loss = update.num_examples, update.train_loss
         return replace(rebuilt, num_examples=num_examples, train_loss=train_loss)
-
-    def _own(self, state: Any) -> Any:
-        """Return the method's own client state."""
-        if not isinstance(state, CompressedState):
-            return state
-        if not state.structure:
-            return None
-        kind = self.method.client_state_type
-        return put_together(kind, Parts(state.tensors, state.structure))

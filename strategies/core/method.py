@@ -55,6 +55,7 @@ _OF_THE_METHOD = (
     "client_state_type",
     "update_problem",
     "started_from",
+    "takes_mean",
 )
 
 
@@ -115,6 +116,11 @@ class Method:
         Whether a client's predictor is one set of weights, which can be trained on.
     holds_all_updates
         Whether the server holds all updates of a round at once, to compare them.
+    takes_mean
+        Whether the server half takes no more than a weighted mean of equally shaped
+        updates that started from one payload, the same for all clients. A round can
+        then be aggregated privately; see `strategies.core.mean_update`. Unless stated,
+        false for a class that overrides `aggregate`.
     ends_with_global_model
         Whether ``weights`` of the last state are one trained model that is useful to
         any client without personalisation. Such a model is exported, and sites serve it
@@ -181,6 +187,7 @@ class Method:
     needs_cross_entropy: ClassVar[str] = ""
     needs_num_rounds: ClassVar[str] = ""
 
+    takes_mean: bool = True
     serves_global_model: bool = False
     personalizes_by_inference: bool = False
     state_type: type[Record] = ModelState
@@ -196,6 +203,8 @@ class Method:
     def __init_subclass__(cls) -> None:
         """Set name, summary and settings type from module, docstring and annotation."""
         members = cls.__dict__
+        if "aggregate" in members and "takes_mean" not in members:
+            cls.takes_mean = False
         if "title" not in members:
             return  # a base class of methods, not a method
         cls.name = members.get("name", cls.__module__.rpartition(".")[2])

@@ -54,6 +54,7 @@ class PartlyShared(Method):
     trains one on both splits. ``shared`` is a mask, bool of shape (num_weights,).
     """
 
+    takes_mean = True
     update_type: type[Record] = SharedUpdate
     client_state_type: type[Record] = PersonalPart
 
