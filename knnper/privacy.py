@@ -5,7 +5,8 @@ release is a sum over the units with Gaussian noise of standard deviation σ S, 
 bounds the norm of what one unit adds to the sum. The figures are those of Google's
 package ``dp_accounting``, which the extra ``privacy`` installs: privacy loss
 distributions (Doroshenko et al. 2022) or Rényi differential privacy (Mironov 2017;
-Mironov et al. 2019 for Poisson samples). Both are upper bounds on ε.
+Mironov et al. 2019 for Poisson samples). Both are upper bounds on ε. Releases without
+sampling have a closed form, which replaces their distribution.
 """
 
 import functools
@@ -147,6 +148,13 @@ def _epsilon(
     loss_interval: float,
 ) -> float:
     dp = _import("dp_accounting")
+    if accountant == "pld" and all(release.sampling == 1 for release in releases):
+        # Gaussian releases compose like one with the precisions added (Dong et al.
+        # 2022, Corollary 3.3). Its ε is exact (Balle and Wang 2018, Theorem 8).
+        precision = math.fsum(
+            release.count / release.noise_multiplier**2 for release in releases
+        )
+        return float(dp.get_epsilon_gaussian(precision**-0.5, delta))
     counter = (
         _import("dp_accounting.pld").PLDAccountant(
             value_discretization_interval=loss_interval

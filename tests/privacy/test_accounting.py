@@ -66,7 +66,9 @@ def test_releases_of_different_kinds_are_composed() -> None:
     together = [Release(5.0, count=3), Release(2.0)]
     as_one = Release((3 / 5.0**2 + 1 / 2.0**2) ** -0.5)
     expected = epsilon_of([as_one], DELTA)
-    assert epsilon_of(together, DELTA) == pytest.approx(expected, abs=5e-3)
+    assert epsilon_of(together, DELTA) == pytest.approx(expected, abs=1e-9)
+    of_distributions = of_the_package(as_one, "pld")
+    assert expected <= of_distributions == pytest.approx(expected, abs=5e-3)
 
 
 def test_without_noise_epsilon_is_infinite_and_without_releases_zero() -> None:
