@@ -27,7 +27,7 @@ from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from tests.strategies.method_checks import count_embeddings
-from tests.strategies.tiny import noisy, task_for
+from tests.strategies.tiny import OF_STATISTICS, noisy, task_for
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
@@ -398,7 +398,7 @@ def at_three_rates(name: str) -> list[Method]:
     return [build(METHODS[name], replace(task, proxy=lambda: proxy)) for task in tasks]
 
 
-@pytest.mark.parametrize("name", WITH_ROUNDS)
+@pytest.mark.parametrize("name", sorted({*WITH_ROUNDS} - OF_STATISTICS))
 def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
     run = trained(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))

@@ -104,6 +104,10 @@ WITHOUT_BATCH_NORM = {
 }
 
 
+# Clients send statistics in one round, and make no steps.
+OF_STATISTICS = {"afl"}
+
+
 def plain_task(training: TrainingSettings | None = None, **settings: Any) -> Task:
     """Return a task for ``mlp``: 2x2 images, 3 classes, 8 and 4 hidden units."""
     return build_task(

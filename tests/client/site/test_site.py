@@ -43,7 +43,7 @@ from knnper.transport.messages import (
     to_content,
 )
 from tests.apps.site_grid import experiment, make_sites
-from tests.strategies.tiny import WITHOUT_BATCH_NORM
+from tests.strategies.tiny import OF_STATISTICS, WITHOUT_BATCH_NORM
 
 EXPERIMENT = to_json(over_sites(experiment()))
 
@@ -548,10 +548,14 @@ def test_last_answers_are_kept_after_a_damaged_file(tmp_path: Path) -> None:
 )
 def test_every_method_trains_within_the_default_limits(file: Path, method: str) -> None:
     norm = "none" if method in WITHOUT_BATCH_NORM else "batch"
+    trained, num_rounds = ("head", 1) if method in OF_STATISTICS else ("all", 2)
     settings = asked(
-        method=f"{{name: {method}}}",
-        personalization="{}",
-        model=f"{{name: tiny_cnn, norm: {norm}}}",
+        **{
+            "method": f"{{name: {method}}}",
+            "personalization": "{}",
+            "model": f"{{name: tiny_cnn, norm: {norm}, trained: {trained}}}",
+            "training.num_rounds": num_rounds,
+        }
     )
-    for server_round in (1, 2):
+    for server_round in range(1, num_rounds + 1):
         HostileServer(file).train(settings, server_round)
