@@ -6,6 +6,7 @@ first, and answers are counted on the site's own disk.
 """
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Collection, Sequence
@@ -16,7 +17,9 @@ from typing import Literal
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
+from knnper.client.privacy_budget import PrivacyBudget
 from knnper.client.settings import ClientSettings
+from knnper.client.site_privacy import only_weights
 from knnper.errors import RefusedError, RunError
 from knnper.experiment import Experiment
 from knnper.files import JsonLines, make_private
@@ -211,6 +214,22 @@ class Limits:
             reasons.append(
                 SafeReason(Code.NEEDS_METRICS, method=_as_words([method], METHODS))
             )
+        return [*reasons, *self._objections_to_updates()]
+
+    def _objections_to_updates(self) -> list[SafeReason]:
+        """Return why the site's privacy excludes the updates of the method."""
+        privacy = self.client.limits.privacy
+        if privacy is None or not self.client.train:
+            return []
+        method = method_of(self.experiment.method)
+        name = _as_words([self.experiment.method.name], METHODS)
+        reasons = []
+        if privacy.clip_norm is not None and not only_weights(method):
+            reasons.append(SafeReason(Code.NOT_ONLY_WEIGHTS, method=name))
+        # Without metrics these methods are rejected already.
+        has_statistics = method.needs_metrics and self.client.share_metrics
+        if has_statistics and not privacy.share.label_shares:
+            reasons.append(SafeReason(Code.LABEL_SHARES, method=name))
         return reasons
 
     def _other(self, code: Code, expected: str) -> SafeReason:
@@ -225,6 +244,8 @@ class Limits:
             return SafeReason(Code.TRAINS_NONE)
         least = self.client.limits.min_examples
         if num_train < least:
+            if not self.client.shares_counts:
+                return SafeReason(Code.TOO_LITTLE_DATA)
             return SafeReason(Code.TOO_FEW_TO_TRAIN, found=num_train, least=least)
         return None
 
@@ -259,6 +280,7 @@ class Limits:
         if self.without_training(num_train) is None:
             reasons += self.objections_to_training(num_train)
             needed["training"] = math.ceil(training.num_rounds * training.participation)
+            reasons += self._objections_to_plan(needed["training"])
         if self.client.share_metrics:
             # The model distribution is answered with metrics, too.
             needed["validation"] = 1 + (training.num_rounds // every if every else 0)
@@ -275,9 +297,26 @@ class Limits:
                 )
         self._require(reasons)
 
+    def _objections_to_plan(self, num_rounds: int) -> list[SafeReason]:
+        """Return the budgets of privacy that a run of ``num_rounds`` would exceed."""
+        budget = self.privacy_budget
+        if budget is None:
+            return []
+        # A run that is resumed has spent a part of it.
+        missing = num_rounds - budget.num_updates() % num_rounds
+        return budget.objections(missing, Code.PRIVACY_NEEDED)
+
     def require_training(self, num_train: int) -> None:
         """Reject the training that the experiment asks for, if limits exclude it."""
-        self._require(self.objections_to_training(num_train))
+        reasons = self.objections_to_training(num_train)
+        if self.privacy_budget is not None:
+            reasons += self.privacy_budget.objections(1, Code.NO_PRIVACY_LEFT)
+        self._require(reasons)
+
+    def spend_privacy(self, server_round: int) -> None:
+        """Record that an update is about to leave; on return it is on disk."""
+        if self.privacy_budget is not None:
+            self._require(self.privacy_budget.spend(server_round))
 
     def require_enough(self, trained: Sequence[tuple[int, float]]) -> None:
         """Reject sending an update of too few steps or examples.
@@ -299,7 +338,7 @@ class Limits:
 
     def _too_little(self, steps: float, examples: float) -> list[SafeReason]:
         limits = self.client.limits
-        return [
+        reasons = [
             SafeReason(code, found=value, least=least)
             for code, value, least in (
                 (Code.TOO_FEW_EXAMPLES, examples, limits.min_examples),
@@ -308,6 +347,9 @@ class Limits:
             # Negated, so that NaN is too little, too.
             if not value >= least - 1e-6
         ]
+        if reasons and not self.client.shares_counts:
+            return [SafeReason(Code.TOO_LITTLE_DATA)]
+        return reasons
 
     def _require(self, reasons: Sequence[SafeReason]) -> None:
         if not reasons:
@@ -325,6 +367,11 @@ class Limits:
     def fingerprint(self) -> str:
         """Fingerprint by which a site recognises the experiment."""
         return identity_at_sites(self.experiment)
+
+    @functools.cached_property
+    def privacy_budget(self) -> PrivacyBudget | None:
+        """The budget of protected updates; None if updates are sent as they are."""
+        return PrivacyBudget.of(self.client, self.fingerprint, self.run)
 
 
 def _as_words(names: Sequence[str], known: Collection[str]) -> tuple[Word, ...]:

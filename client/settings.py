@@ -15,8 +15,10 @@ from knnper.own import Door, MachineSettings
 from knnper.settings import (
     Choice,
     Name,
+    NonNegativeFloat,
     NonNegativeInt,
     Own,
+    PositiveFloat,
     PositiveInt,
     SectionReader,
     Settings,
@@ -34,6 +36,92 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 MethodName = Annotated[str, one_of(METHODS)]
 ModelName = Annotated[str, one_of(MODELS)]
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Delta = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class ShareSettings(Settings):
+    """What may leave a site beside protected updates; ε covers none of it.
+
+    Attributes
+    ----------
+    metrics
+        Losses, accuracies and ``run.metrics``. They are also withheld with
+        ``share_metrics: false``, and contain numbers of examples.
+    counts
+        Numbers of examples. If false, ``weight`` stands for the number of training
+        examples, so that all the site's updates weigh the same.
+    label_shares
+        The frequency of each label, which the updates of some methods contain. If
+        false, the site rejects these methods.
+    """
+
+    metrics: bool = False
+    counts: bool = False
+    label_shares: bool = False
+
+
+@dataclass(frozen=True)
+class SitePrivacySettings(Settings):
+    """Local differential privacy of a site, whatever a run asks for.
+
+    The unit is the site's whole data set: the server cannot tell it from any other,
+    including one that differs in a single example. Each update u, the difference from
+    the model received, is sent as u min(1, S / ‖u‖) plus Gaussian noise of standard
+    deviation σ S for each of its d numbers. Two data sets move the clipped update by at
+    most 2 S, so ε is that of a Gaussian mechanism with the noise multiplier σ / 2.
+
+    The cost: the norm of the noise is about σ S √d, and at most S is signal. The noise
+    of n sites of equal weight averages to σ S √(d / n). Docs: privacy.md.
+
+    Attributes
+    ----------
+    clip_norm
+        S, the largest norm of an update; useful near the norm of usual updates, from
+        0.1 to 10. Null sends updates as they are, so that only ``share`` applies.
+    noise_multiplier
+        σ; useful from 1 (little privacy) to 100. 0 adds no noise, and ε is infinite.
+    epsilon_run
+        Most ε of one experiment, all its runs together; null is any.
+    epsilon_year
+        Most ε within the last 365 days, over all experiments; null is any.
+    delta
+        δ of every ε; useful below 1 / the number of examples.
+    share
+        See `ShareSettings`.
+    weight
+        The number of training examples to report without ``share.counts``.
+    """
+
+    clip_norm: PositiveFloat | None = None
+    noise_multiplier: NonNegativeFloat = 0.0
+    epsilon_run: PositiveFloat | None = None
+    epsilon_year: PositiveFloat | None = None
+    delta: Delta = 1e-5
+    share: ShareSettings = field(default_factory=ShareSettings)
+    weight: PositiveInt = 1
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield the contradictions between these settings."""
+        if self.clip_norm is None and self.noise_multiplier > 0:
+            yield Problem(
+                "limits.privacy.clip_norm",
+                "found null, expected a norm with which noise_multiplier sets the "
+                "deviation of the noise, such as 1.0",
+            )
+        for name in ("epsilon_run", "epsilon_year"):
+            if getattr(self, name) is not None and self.noise_multiplier == 0:
+                yield Problem(
+                    f"limits.privacy.{name}",
+                    "found a budget without noise, of which every update spends an "
+                    "infinite epsilon; set noise_multiplier, or remove the budget",
+                )
+        if self.share.metrics and not self.share.counts:
+            yield Problem(
+                "limits.privacy.share.counts",
+                "found false with metrics: true, and metrics contain numbers of "
+                "examples; set both to the same value",
+            )
 
 
 @dataclass(frozen=True)
@@ -55,6 +143,8 @@ class LimitSettings(Settings):
         answers with metrics. Null is any number.
     days
         Null counts all answers ever given.
+    privacy
+        See `SitePrivacySettings`; null adds nothing to updates and withholds nothing.
     """
 
     min_examples: PositiveInt = 32
@@ -65,6 +155,7 @@ class LimitSettings(Settings):
     training_rounds: NonNegativeInt | None = 1000
     validation_rounds: NonNegativeInt | None = 100
     days: PositiveInt | None = 30
+    privacy: SitePrivacySettings | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +276,11 @@ class ClientSettings(ClientDocument):
     data: Choice[Settings]
 
     @property
+    def shares_counts(self) -> bool:
+        """Whether the server may learn numbers of examples."""
+        return self.limits.privacy is None or self.limits.privacy.share.counts
+
+    @property
     def base(self) -> Path:
         """The file's folder: relative paths start there."""
         return self.file.parent
@@ -224,6 +320,8 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
     if parsed is None or data is None or problems:
         raise ConfigError(problems, str(path))
     base = file.parent
+    privacy = parsed.limits.privacy
+    shares_metrics = privacy is None or privacy.share.metrics
     tls = parsed.service.tls
     if tls is not None:
         tls = ServiceCertificate(base / tls.certificate, base / tls.key)
@@ -231,6 +329,7 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         "tls": None if parsed.tls is None else ServerTrust(base / parsed.tls.ca),
         "key": None if parsed.key is None else base / parsed.key,
         "state": base / parsed.state,
+        "share_metrics": parsed.share_metrics and shares_metrics,
         "service": replace(parsed.service, tls=tls),
         **parsed.at(base),
     }
@@ -254,3 +353,5 @@ def _contradictions(document: ClientDocument) -> Iterator[Problem]:
                 "federation's operator gave you, or `insecure: true` for a trial on "
                 "one machine",
             )
+    if document.limits.privacy is not None:
+        yield from document.limits.privacy.problems()

@@ -17,6 +17,7 @@ from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import Personalized, Served
 from knnper.client.settings import ClientSettings, read_client
+from knnper.client.site_privacy import ProtectedUpdates, require_no_buffers
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
 from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
@@ -53,6 +54,8 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
 )
 from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embeddings
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.task import Task
 from knnper.transport.credentials import fingerprint, read_node_key, replaced_keys
 from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import (
@@ -191,19 +194,20 @@ class SiteNode:
         """Read the site's data and bind the job's method to it."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
-        metrics_policy = MetricsPolicy(settings.share_metrics)
+        metrics_policy = MetricsPolicy.of(settings)
         # The site's own code may read the data, and may hang.
         with deadline.ends("reading the data"):
             experiment, limits = _allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             trained: list[tuple[int, float]] = []
-            device = compute_device(experiment.run)
-            whole = task_of_experiment(experiment, task.spec, device)
+            whole, learned = _task_to_learn(experiment, task)
             learned = dataclasses.replace(
-                of_embeddings(whole),
+                learned,
                 on_trained=lambda steps, examples: trained.append((steps, examples)),
             )
-            assembly = assemble_with_task(experiment, learned)
+            assembly = assemble_with_task(
+                experiment, learned, functools.partial(_protected, limits, learned)
+            )
             source = _SiteSource(data, job.seen and settings.train)
             if learned.spec != whole.spec:
                 embed = functools.partial(
@@ -248,15 +252,14 @@ class SiteNode:
         name, train = settings.name, settings.train
         if job is None:
             return introduction_content(Introduction(name, train))
+        metrics_policy = MetricsPolicy.of(settings)
         try:
             experiment, limits = _allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             limits.require_plan(len(data.train))
-            _require_model(experiment, task)
+            _require_model(experiment, task, limits)
         except Exception as error:  # noqa: BLE001 (the site's own code may raise any)
-            problem = MetricsPolicy(settings.share_metrics).explain(
-                error, "reading the data"
-            )
+            problem = metrics_policy.explain(error, "reading the data")
             return introduction_content(Introduction(name, train, problem=problem))
         remark = limits.without_training(len(data.train)) if train else None
         if remark is not None:
@@ -265,7 +268,7 @@ class SiteNode:
         introduction = Introduction(
             name=name,
             train=train and remark is None,
-            num_train=len(data.train),
+            num_train=metrics_policy.shown_count(len(data.train)),
             num_validation=len(data.validation) if shares_sizes else 0,
             num_test=len(data.test) if shares_sizes else 0,
             remark=str(remark or ""),
@@ -287,7 +290,7 @@ class SiteNode:
         metrics_policy = MetricsPolicy(share_metrics=False)
         # The error may be one of the file in which `share_metrics` is set.
         with contextlib.suppress(KnnPerError, OSError):
-            metrics_policy = MetricsPolicy(_settings(context).share_metrics)
+            metrics_policy = MetricsPolicy.of(_settings(context))
         kind = message.metadata.message_type
         reason = metrics_policy.explain(error, f"answering a message ({kind})")
         return Message(Error(APP_FAILED, reason), reply_to=message)
@@ -321,14 +324,30 @@ def site_experiment(text: str, door: Door) -> Experiment:
     )
 
 
+def _protected(limits: Limits, task: Task, method: Method) -> Method:
+    """Wrap a method in the clipping and the noise of the site, if it has any."""
+    budget = limits.privacy_budget
+    if budget is None:
+        return method
+    return ProtectedUpdates(task, method, budget.clip_norm, budget.noise_multiplier)
+
+
 @explained()
-def _require_model(experiment: Experiment, task: SiteTask) -> None:
+def _require_model(experiment: Experiment, task: SiteTask, limits: Limits) -> None:
     """Build a model that needs files or code of the site, to see that they fit."""
     chosen = experiment.model
-    if chosen.entry is not None or getattr(chosen.settings, "frozen", None):
+    if limits.client.train and limits.privacy_budget is not None:
+        require_no_buffers(_task_to_learn(experiment, task)[1].model)
+    elif chosen.entry is not None or getattr(chosen.settings, "frozen", None):
         # Frozen weights without a file are drawn from the seed.
         key = RandomKey(experiment.run.seed).child("model")
         build_model(chosen, task.spec, key)
+
+
+def _task_to_learn(experiment: Experiment, task: SiteTask) -> tuple[Task, Task]:
+    """Return the task of the whole model, and that of its part that is trained."""
+    whole = task_of_experiment(experiment, task.spec, compute_device(experiment.run))
+    return whole, of_embeddings(whole)
 
 
 def site_data(

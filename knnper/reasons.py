@@ -220,6 +220,38 @@ class Code(Enum):
         "limits.validation_rounds",
         "no answer (validation) is left: {given} of {most} in {days} days",
     )
+    TOO_LITTLE_DATA = (
+        "limits.min_examples",
+        "found fewer examples or steps than the client's limits expect",
+    )
+    NOT_ONLY_WEIGHTS = (
+        "limits.privacy",
+        "the updates of {method} hold more than trained weights, which clip_norm "
+        "cannot protect; expected another method, or train: false to receive the model "
+        "without training it",
+    )
+    HAS_BUFFERS = (
+        "limits.privacy",
+        "the model has running statistics (BatchNorm), which noise can make invalid; "
+        "expected a model without them, or train: false to receive the model without "
+        "training it",
+    )
+    LABEL_SHARES = (
+        "limits.privacy.share",
+        "the updates of {method} hold statistics of the client's data, such as the "
+        "frequency of each label; found label_shares: false, expected true, or train: "
+        "false to receive the model without training it",
+    )
+    PRIVACY_NEEDED = (
+        "limits.privacy",
+        "found a run of {rounds} more rounds with which the epsilon of the {period} "
+        "would be {found:.4g}, expected {most:.4g} or less at delta {delta:.3g}",
+    )
+    NO_PRIVACY_LEFT = (
+        "limits.privacy",
+        "one more update would raise the epsilon of the {period} to {found:.4g}, "
+        "expected {most:.4g} or less at delta {delta:.3g}",
+    )
 
     @property
     def label(self) -> str:

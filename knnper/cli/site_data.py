@@ -1,5 +1,6 @@
 """``knnper site check``: the content of a site's data, and its problems."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -73,9 +74,11 @@ def check(
     if experiment is not None:
         num_train = result.splits["train"].num_examples
         limits = _check_limits(settings, experiment, num_train)
+    privacy = _check_privacy(settings, str(limits.get("experiment", "")))
     if as_json:
         about = {"client": settings.name, "sent": False}
-        print_json({**about, **result.document(), **limits})
+        shown = {"privacy": privacy} if privacy else {}
+        print_json({**about, **result.document(), **limits, **shown})
     else:
         tell(f"client: {settings.name}")
         _show(result, with_task=agreed is not None)
@@ -85,6 +88,8 @@ def check(
             say(f"Error: this client rejects the experiment: {reason}.")
         if limits.get("without_training"):
             say(f"Warning: {limits['without_training']}.")
+        for period, spent in privacy.items():
+            tell(f"epsilon of the {period}: {_spending(spent)}")
     if result.problems or limits.get("refused"):
         raise typer.Exit(RUN_FAILED)
 
@@ -141,6 +146,33 @@ def _check_limits(
         "refused": list(map(str, refused)),
         "without_training": str(without_training or ""),
     }
+
+
+def _check_privacy(
+    settings: "ClientSettings", experiment: str
+) -> dict[str, dict[str, float | None]]:
+    """Return the spending of the site's privacy, by period; empty without clipping.
+
+    ``experiment``: its fingerprint, or empty, and then only the year is of interest.
+    """
+    from knnper.client.privacy_budget import PrivacyBudget
+
+    budget = PrivacyBudget.of(settings, experiment)
+    if budget is None:
+        return {}
+    return {
+        period: {**asdict(spending), "delta": budget.settings.delta}
+        for period, spending in budget.spending().items()
+        if experiment or period == "year"
+    }
+
+
+def _spending(spent: dict[str, float | None]) -> str:
+    """Format the spending of a period."""
+    text = f"{spent['epsilon']:.4g} spent at delta {spent['delta']:.3g}"
+    if spent["most"] is None:
+        return f"{text}, without a budget"
+    return f"{text}, of {spent['most']:.4g}; {spent['rounds_left']} more updates"
 
 
 def _show(result: "DataCheck", *, with_task: bool) -> None:

@@ -59,6 +59,7 @@ limits:                       # what a run may do here; see docs/security.md
   training_rounds: 1000       # updates sent within the last `days`, over all runs
   validation_rounds: 100      # answers with metrics, likewise
   days: 30                    # null: for ever
+  privacy: null               # noise and a budget of epsilon; see docs/privacy.md
 service: {{host: 127.0.0.1, port: 8080}}  # where it answers predictions
 """
 _CLIENT_TLS = """\

@@ -1,0 +1,248 @@
+"""The ledger of a site's privacy: what it holds, what it notices, and its budgets."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+
+from knnper.client import privacy_ledger
+from knnper.client.privacy_budget import PrivacyBudget
+from knnper.client.privacy_ledger import (
+    HEAD,
+    LEDGER,
+    PrivacyLedger,
+    ProtectedUpdate,
+    releases_of,
+)
+from knnper.client.settings import SitePrivacySettings
+from knnper.errors import RunError
+from knnper.privacy import Release, epsilon_of
+from knnper.reasons import Code
+
+DELTA = 1e-5
+NOW = datetime.now(UTC)
+UPDATE = ProtectedUpdate(NOW, 7, "e" * 64, 1, clip_norm=1.0, noise_multiplier=8.0)
+MONTHS = timedelta(days=30)
+
+
+def record(state: Path, *updates: ProtectedUpdate) -> PrivacyLedger:
+    ledger = PrivacyLedger(state)
+    for update in updates:
+        with ledger.locked():
+            ledger.append_locked(update)
+    return ledger
+
+
+def three_updates(state: Path) -> list[ProtectedUpdate]:
+    updates = [replace(UPDATE, server_round=number) for number in (1, 2, 3)]
+    record(state, *updates)
+    return updates
+
+
+def budget(state: Path, **changes: Any) -> PrivacyBudget:
+    """Return the budget of an experiment whose updates have S = 1 and σ = 8."""
+    settings = SitePrivacySettings(clip_norm=1.0, noise_multiplier=8.0, **changes)
+    return PrivacyBudget(settings, state, UPDATE.experiment, 7, 1.0, 8.0)
+
+
+def epsilon_of_rounds(count: int, noise_multiplier: float = 8.0) -> float:
+    """Return ε by the package: Gaussian releases add their precisions."""
+    sigma = noise_multiplier / 2 / math.sqrt(count)
+    return float(dp_accounting.get_epsilon_gaussian(sigma, DELTA))
+
+
+def test_read_returns_what_was_appended(tmp_path: Path) -> None:
+    assert PrivacyLedger(tmp_path / "new").read() == []
+    assert not (tmp_path / "new").exists()
+    updates = three_updates(tmp_path)
+    assert PrivacyLedger(tmp_path).read() == updates
+
+
+def test_two_data_sets_differ_by_twice_the_clip_norm() -> None:
+    others = replace(UPDATE, noise_multiplier=3.0)
+    assert releases_of([UPDATE, others, UPDATE]) == [
+        Release(1.5),
+        Release(4.0, count=2),
+    ]
+
+
+def enough_for(count: int) -> float:
+    """Return a budget that ``count`` updates just fit into."""
+    return epsilon_of_rounds(count) + 1e-6
+
+
+def edited(text: str) -> str:
+    return text.replace('"server_round": 2', '"server_round": 9')
+
+
+def with_less_noise_in_all(text: str) -> str:
+    """Change the lines and recompute no digest."""
+    return text.replace('"noise_multiplier": 8.0', '"noise_multiplier": 80.0')
+
+
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "edited": edited,
+    "less noise": with_less_noise_in_all,
+    "first line removed": lambda text: "".join(text.splitlines(keepends=True)[1:]),
+    "last line removed": lambda text: "".join(text.splitlines(keepends=True)[:-1]),
+    "lines swapped": lambda text: "".join(reversed(text.splitlines(keepends=True))),
+    "last line torn": lambda text: text[:-20],
+    "no JSON": lambda text: "x" + text,
+    "emptied": lambda text: "",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_ledger_is_noticed(tmp_path: Path, damage: str) -> None:
+    three_updates(tmp_path)
+    path = tmp_path / LEDGER
+    path.write_text(DAMAGES[damage](path.read_text()))
+    with pytest.raises(RunError, match=r"cannot be trusted.*remove both") as raised:
+        PrivacyLedger(tmp_path).read()
+    assert [reason.code for reason in raised.value.reasons] == [Code.UNUSABLE_STATE]
+    with pytest.raises(RunError, match="cannot be trusted"):
+        record(tmp_path, UPDATE)
+
+
+@pytest.mark.parametrize("name", [LEDGER, HEAD])
+def test_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
+    three_updates(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(RunError, match="cannot be trusted"):
+        PrivacyLedger(tmp_path).read()
+    (tmp_path / (HEAD if name == LEDGER else LEDGER)).unlink()
+    assert PrivacyLedger(tmp_path).read() == []
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_kill_between_line_and_head_keeps_the_line(
+    tmp_path: Path, num_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, *[UPDATE] * num_before)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(privacy_ledger, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            record(tmp_path, UPDATE)
+    assert len(PrivacyLedger(tmp_path).read()) == num_before + 1
+    assert len(record(tmp_path, UPDATE).read()) == num_before + 2
+
+
+def test_kill_within_a_line_loses_that_line_alone(tmp_path: Path) -> None:
+    three_updates(tmp_path)
+    path = tmp_path / LEDGER
+    path.write_text(path.read_text() + '{"time": "2026-')
+    assert len(PrivacyLedger(tmp_path).read()) == 3
+    assert len(record(tmp_path, UPDATE).read()) == 4
+
+
+def test_line_is_on_disk_before_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    record(tmp_path, UPDATE)
+    inodes = [(tmp_path / name).stat().st_ino for name in (LEDGER, HEAD, ".")]
+    assert synced == inodes
+
+
+def test_writers_that_share_a_ledger_do_not_exceed_the_budget(tmp_path: Path) -> None:
+    # Each thread opens the lock anew, as a process does.
+    most = enough_for(5)
+
+    def spend(server_round: int) -> bool:
+        return not budget(tmp_path, epsilon_run=most).spend(server_round)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(spend, range(20))) == 5
+    assert len(PrivacyLedger(tmp_path).read()) == 5
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 50])
+def test_budget_allows_the_rounds_that_it_pays_for(tmp_path: Path, rounds: int) -> None:
+    exact = budget(tmp_path, epsilon_run=enough_for(rounds))
+    assert exact.objections(rounds, Code.PRIVACY_NEEDED) == []
+    (reason,) = exact.objections(rounds + 1, Code.PRIVACY_NEEDED)
+    assert reason.fields["found"] == pytest.approx(epsilon_of_rounds(rounds + 1))
+    assert f"a run of {rounds + 1} more rounds" in str(reason)
+    assert "the epsilon of the run would be" in str(reason)
+
+
+def test_spending_stops_at_the_budget_of_the_run(tmp_path: Path) -> None:
+    limited = budget(tmp_path, epsilon_run=enough_for(3))
+    assert [bool(limited.spend(number)) for number in range(1, 6)] == [
+        *[False] * 3,
+        True,
+        True,
+    ]
+    other = replace(limited, experiment="f" * 64, run=8)
+    assert other.spend(1) == [], "another experiment has a budget of its own"
+    again = replace(limited, run=9)
+    assert [str(reason) for reason in again.spend(4)] == [
+        f"one more update would raise the epsilon of the run to "
+        f"{epsilon_of_rounds(4):.4g}, expected {epsilon_of_rounds(3):.4g} or less at "
+        "delta 1e-05 (limits.privacy)"
+    ]
+
+
+def test_year_counts_all_experiments_and_forgets_after_365_days(tmp_path: Path) -> None:
+    aged = [
+        replace(UPDATE, time=NOW - timedelta(days=days), experiment="f" * 64)
+        for days in (800, 366, 364, 2)
+    ]
+    record(tmp_path, *aged)
+    limited = budget(tmp_path, epsilon_year=enough_for(3), epsilon_run=100.0)
+    assert limited.spending()["year"].epsilon == pytest.approx(epsilon_of_rounds(2))
+    assert limited.spending()["year"].rounds_left == 1
+    assert limited.spending()["run"].epsilon == 0
+    assert limited.spend(1) == []
+    (reason,) = limited.spend(2)
+    assert "the epsilon of the year" in str(reason)
+
+
+def test_updates_of_different_noise_are_composed(tmp_path: Path) -> None:
+    record(tmp_path, UPDATE, replace(UPDATE, noise_multiplier=4.0))
+    limited = budget(tmp_path, epsilon_run=100.0)
+    expected = epsilon_of([Release(4.0), Release(2.0)], DELTA)
+    assert limited.spending()["run"].epsilon == pytest.approx(expected)
+    assert expected == pytest.approx(
+        dp_accounting.get_epsilon_gaussian((1 / 16 + 1 / 4) ** -0.5, DELTA)
+    )
+
+
+def test_an_update_without_noise_exceeds_every_later_budget(tmp_path: Path) -> None:
+    record(tmp_path, replace(UPDATE, noise_multiplier=0.0))
+    limited = budget(tmp_path, epsilon_run=100.0)
+    assert limited.spending()["run"].epsilon == math.inf
+    assert limited.spending()["run"].rounds_left == 0
+    assert limited.spend(2)
+
+
+def test_ledger_names_run_round_and_noise(tmp_path: Path) -> None:
+    budget(tmp_path).spend(4)
+    line = json.loads((tmp_path / LEDGER).read_text())
+    line.pop("time"), line.pop("digest")
+    assert line == {
+        "run": 7,
+        "experiment": "e" * 64,
+        "server_round": 4,
+        "clip_norm": 1.0,
+        "noise_multiplier": 8.0,
+    }
