@@ -1,0 +1,226 @@
+"""Append-only audit logs whose lines are chained by hashes.
+
+A line is a JSON object with the number of the entry, its time, what happened, the hash
+of the line before (``previous``), and at its end its own ``hash``: the SHA-256 of the
+line without this field. A changed, removed or moved line breaks the chain. Whoever can
+write the file can also make the whole chain anew, or cut off its end. Only a head that
+was noted elsewhere shows that.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic_core import to_jsonable_python
+
+from knnper.errors import RunError, kind_of
+from knnper.files import (
+    FileLock,
+    JsonLines,
+    make_private,
+    open_plain,
+    parse_json,
+    sync_to_disc,
+)
+
+AUDIT_LOG = "audit.jsonl"  # in the state folder of a site, or of a server
+NO_HASH = 64 * "0"  # `previous` of the first entry
+_CHUNK_BYTES = 1 << 16
+_END = re.compile(rb', "hash": "([0-9a-f]{64})"\}\Z')
+
+log = logging.getLogger(__name__)
+
+
+class AuditLogError(RunError):
+    """An audit log was changed or damaged, or does not reach to an expected head."""
+
+
+class Recorder(Protocol):
+    """Records an event, as `AuditLog.append` does."""
+
+    def __call__(self, event: str, **details: object) -> None:
+        """Record an event with details that JSON can hold."""
+
+
+def record_nothing(event: str, **details: object) -> None:
+    """Do nothing: the recorder where no log is kept."""
+
+
+@dataclass(frozen=True)
+class VerifiedLog:
+    """A log whose chain is whole.
+
+    Attributes
+    ----------
+    num_entries
+        Number of all entries.
+    head
+        Hash of the last entry; `NO_HASH` without entries.
+    last
+        The newest entries, oldest first.
+    is_cut_off
+        Whether an incomplete line follows the last entry: a process was killed while it
+        wrote. The next entry replaces this line.
+    """
+
+    num_entries: int
+    head: str
+    last: Sequence[Mapping[str, Any]]
+    is_cut_off: bool
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """A file of entries, one a line, to which any number of processes append."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, state: Path) -> "AuditLog":
+        """Return the log of a state folder."""
+        return cls(state / AUDIT_LOG)
+
+    def append(self, event: str, **details: object) -> None:
+        """Add an entry; on return it is on disk.
+
+        Raises
+        ------
+        AuditLogError
+            The last line is damaged.
+        """
+        make_private(self.path.parent)
+        with FileLock(self.path.with_suffix(".lock"), wait=True):
+            number, previous = self._last_entry()
+            record = {
+                "number": number + 1,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "event": event,
+                **to_jsonable_python(details),
+                "previous": previous,
+            }
+            digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+            JsonLines(self.path).append({**record, "hash": digest})
+            if number == 0:
+                sync_to_disc(self.path.parent)
+
+    @contextlib.contextmanager
+    def change(self, event: str, **details: object) -> Iterator[None]:
+        """Record a change before it is made in the block, and then if it failed.
+
+        Thus a kill leaves no change without an entry.
+        """
+        self.append(event, **details)
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(OSError, AuditLogError):
+                self.append(event, failed=kind_of(error), **details)
+            raise
+
+    def verify(self, expect_head: str = "", num_last: int = 0) -> VerifiedLog:
+        """Check the chain from the first line on.
+
+        Parameters
+        ----------
+        expect_head
+            A head that was noted earlier: an entry must have this hash.
+        num_last
+            How many of the newest entries to return.
+
+        Raises
+        ------
+        AuditLogError
+            At the first line that was altered, removed or moved; or no entry has the
+            expected head.
+        """
+        number, head, is_cut_off = 0, NO_HASH, False
+        last: deque[Mapping[str, Any]] = deque(maxlen=num_last)
+        has_head = expect_head in ("", NO_HASH)
+        for line in self._lines():
+            if not line.endswith(b"\n"):
+                is_cut_off = True
+                break
+            number += 1
+            entry = self._parse(line, number)
+            if entry["number"] != number:
+                raise self._broken(
+                    number,
+                    f"found entry {entry['number']}, expected entry {number}: lines "
+                    "were removed, added or moved",
+                )
+            if entry["previous"] != head:
+                raise self._broken(
+                    number,
+                    f"it follows the hash {entry['previous'][:12]}, and the line "
+                    f"before has {head[:12]}: one of the two lines was replaced",
+                )
+            head = entry["hash"]
+            has_head = has_head or head == expect_head
+            last.append(entry)
+        if not has_head:
+            raise AuditLogError(
+                f"{self.path}: none of {number} entries has the expected head "
+                f"{expect_head}; its last entries were removed, or the log was written "
+                "anew"
+            )
+        return VerifiedLog(number, head, tuple(last), is_cut_off)
+
+    def _lines(self) -> Iterator[bytes]:
+        if self.path.exists():
+            with open_plain(self.path) as file:
+                yield from file
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        """Parse a whole line, and check it against its own hash."""
+        text = line.removesuffix(b"\n")
+        end = _END.search(text)
+        if end is None:
+            raise self._broken(number, "it does not end with its hash")
+        if hashlib.sha256(text[: end.start()] + b"}").hexdigest() != end[1].decode():
+            raise self._broken(number, "its text does not have its hash")
+        try:
+            entry = parse_json(text)
+            is_entry = type(entry["number"]) is int and type(entry["previous"]) is str
+        except (ValueError, KeyError, TypeError):
+            is_entry = False
+        if not is_entry:
+            raise self._broken(number, "it is no entry of an audit log")
+        return dict(entry)
+
+    def _broken(self, number: int, problem: str) -> AuditLogError:
+        return AuditLogError(f"line {number} of {self.path} was changed: {problem}")
+
+    def _last_entry(self) -> tuple[int, str]:
+        """Return number and hash of the last whole line; 0 and `NO_HASH` if none."""
+        if not self.path.exists():
+            return 0, NO_HASH
+        with open_plain(self.path) as file:
+            start = file.seek(0, os.SEEK_END)
+            tail = b""
+            # The text after the last line end was cut off by a kill.
+            while start > 0 and tail.count(b"\n") < 2:
+                size = min(start, _CHUNK_BYTES)
+                start -= size
+                file.seek(start)
+                tail = file.read(size) + tail
+        lines = tail.split(b"\n")[:-1]
+        if not lines:
+            return 0, NO_HASH
+        try:
+            entry = self._parse(lines[-1], 0)
+        except AuditLogError as error:
+            raise AuditLogError(
+                f"the last line of {self.path} was changed or damaged, so nothing can "
+                "be added to it. Keep the file as evidence: move it elsewhere, and a "
+                "new log begins"
+            ) from error
+        return entry["number"], entry["hash"]
