@@ -51,6 +51,9 @@ class Node(Protocol):
     def refused(self, context: Context, reason: str) -> None:
         """Handle that the server does not let this node take part."""
 
+    def answered(self, message: Message, context: Context) -> None:
+        """Handle that a message was answered, before the reply leaves."""
+
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
         """Return the reply to a message that raised ``error``, or raise it."""
 
@@ -68,9 +71,11 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         def answer(message: Message, context: Context) -> Message:
             node = node_of(context)
             try:
-                return handler(node, message, context)
+                reply = handler(node, message, context)
+                node.answered(message, context)
             except Exception as error:  # noqa: BLE001 (the user's own code may raise any)
                 return node.failed(message, context, error)
+            return reply
 
         return answer
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
+from knnper.audit_log import AuditLog
 from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import Personalized, Served
@@ -29,7 +30,10 @@ from knnper.datastore.memory import KnnSettings
 from knnper.errors import (
     ConfigError,
     KnnPerError,
+    RefusedError,
     RunError,
+    reasons_of,
+    text_for_others,
 )
 from knnper.experiment import Experiment
 from knnper.experiment_file import from_json, results_identity
@@ -188,16 +192,26 @@ def _embeddings_folder(cache: Path, data: SiteData) -> Path:
 
 
 class SiteNode:
-    """A `Node` with one client and its own data."""
+    """A `Node` with one client and its own data, which answers one message."""
+
+    def __init__(self) -> None:
+        # For the audit log.
+        self._request: dict[str, object] = {}
+        self._outcome: dict[str, object] = {"outcome": "answered"}
 
     def open(self, context: Context, job: Job) -> SiteRuntime:
         """Read the site's data and bind the job's method to it."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
         metrics_policy = MetricsPolicy.of(settings)
+
+        def explain(error: Exception) -> str:
+            self._outcome = _outcome_of(error)
+            return metrics_policy.explain(error)
+
         # The site's own code may read the data, and may hang.
         with deadline.ends("reading the data"):
-            experiment, limits = _allowed(settings, job, context.run_id)
+            experiment, limits = self._allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             trained: list[tuple[int, float]] = []
             whole, learned = _task_to_learn(experiment, task)
@@ -233,7 +247,7 @@ class SiteNode:
                 ),
                 metrics=computations(experiment.run.metrics),
                 predictions=RunPredictions(states) if saves_predictions else None,
-                explain=metrics_policy.explain,
+                explain=explain,
                 name=settings.name,
                 deadline=deadline,
                 metrics_policy=metrics_policy,
@@ -254,12 +268,13 @@ class SiteNode:
             return introduction_content(Introduction(name, train))
         metrics_policy = MetricsPolicy.of(settings)
         try:
-            experiment, limits = _allowed(settings, job, context.run_id)
+            experiment, limits = self._allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             limits.require_plan(len(data.train))
             _require_model(experiment, task, limits)
         except Exception as error:  # noqa: BLE001 (the site's own code may raise any)
             problem = metrics_policy.explain(error, "reading the data")
+            self._outcome = _outcome_of(error)
             return introduction_content(Introduction(name, train, problem=problem))
         remark = limits.without_training(len(data.train)) if train else None
         if remark is not None:
@@ -278,12 +293,17 @@ class SiteNode:
     def refused(self, context: Context, reason: str) -> None:
         """Record and log that the server refuses this client."""
         settings = _settings(context)
+        self._outcome = {"outcome": "refused by the server", "reason": reason}
         if note_refusal(settings.state, "client", reason):
             log.error(
                 "the server refuses this client: %s. Once that is fixed, the server "
                 "asks again",
                 reason,
             )
+
+    def answered(self, message: Message, context: Context) -> None:
+        """Record the message in the audit log: without an entry no answer leaves."""
+        self._record(message, context)
 
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
         """Reply with the codes of an error; its text stays here."""
@@ -293,17 +313,52 @@ class SiteNode:
             metrics_policy = MetricsPolicy.of(_settings(context))
         kind = message.metadata.message_type
         reason = metrics_policy.explain(error, f"answering a message ({kind})")
+        self._outcome = _outcome_of(error)
+        with contextlib.suppress(KnnPerError, OSError):
+            self._record(message, context)
         return Message(Error(APP_FAILED, reason), reply_to=message)
 
+    def _allowed(
+        self, settings: ClientSettings, job: Job, run: int
+    ) -> tuple[Experiment, Limits]:
+        """Read the experiment of a job, and reject it if the limits exclude it."""
+        self._request = {"round": job.server_round}
+        experiment = site_experiment(job.experiment, settings.door)
+        limits = Limits(settings, experiment, run)
+        self._request |= {
+            "experiment": limits.fingerprint,
+            "method": experiment.method.name,
+            "model": experiment.model.name,
+        }
+        limits.require_allowed()
+        if experiment.run.save_predictions:
+            require_arrow()
+        return experiment, limits
 
-def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, Limits]:
-    """Read the experiment of a job, and reject it if the limits exclude it."""
-    experiment = site_experiment(job.experiment, settings.door)
-    limits = Limits(settings, experiment, run)
-    limits.require_allowed()
-    if experiment.run.save_predictions:
-        require_arrow()
-    return experiment, limits
+    def _record(self, message: Message, context: Context) -> None:
+        settings = _settings(context)
+        AuditLog.of(settings.state).append(
+            "message",
+            server=settings.server,
+            run=context.run_id,
+            purpose=message.metadata.message_type,
+            **self._request,
+            limits={
+                "train": settings.train,
+                "share_metrics": settings.share_metrics,
+                **dataclasses.asdict(settings.limits),
+            },
+            **self._outcome,
+        )
+
+
+def _outcome_of(error: Exception) -> dict[str, object]:
+    """Describe an error for the audit log, by its codes."""
+    return {
+        "outcome": "refused" if isinstance(error, RefusedError) else "failed",
+        "codes": [reason.code.label for reason in reasons_of(error)],
+        "reason": text_for_others(error),
+    }
 
 
 def site_experiment(text: str, door: Door) -> Experiment:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from knnper.audit_log import AuditLog
 from knnper.client.data_changes import (
     DataChanges,
     all_new,
@@ -89,7 +90,14 @@ class SiteState:
             Delete examples that are no longer in the data.
         """
         _require_read_for(model, data)
-        with self.folder.installing():
+        audit = AuditLog.of(self.folder.path).change(
+            "install_model",
+            model=model.fingerprint,
+            run=model.card.name,
+            took_part=took_part,
+            forget_vanished=forget_vanished,
+        )
+        with self.folder.installing(), audit:
             shutil.rmtree(self.folder.drafts, ignore_errors=True)
             if not self.has_store():
                 return build(self.folder, self.name, model, data, took_part=took_part)

@@ -101,6 +101,9 @@ class VirtualNode:
         """Raise an error: every node of a simulation must take part."""
         raise RunError(f"a node of a simulation was refused: {reason}")
 
+    def answered(self, message: Message, context: Context) -> None:
+        """Do nothing."""
+
     def failed(self, message: Message, context: Context, error: Exception) -> Message:  # noqa: ARG002
         """Raise the error; in a simulation nothing must be hidden from the server."""
         # Users' code fails for all clients in the same way.

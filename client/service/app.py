@@ -1,5 +1,6 @@
 """The web application of the service, and its OpenAPI document."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
@@ -17,9 +18,11 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 import knnper
+from knnper.audit_log import AuditLog
 from knnper.client.served_model import ServedModel
 from knnper.client.service import inputs
 from knnper.client.service.access import Guard
+from knnper.client.service.audit import ServiceAudit
 from knnper.client.service.bodies import FORM, FORM_FIELD, Bodies, RequestLimits
 from knnper.client.service.endpoints import PICTURE_PATH, Service, router
 from knnper.client.service.errors import RequestError, error_response, handle_error
@@ -40,6 +43,7 @@ def make_service(
     *,
     tokens: Tokens | None,
     limits: RequestLimits | None = None,
+    audit_log: AuditLog | None = None,
 ) -> ASGIApp:
     """Build the service of one client.
 
@@ -49,22 +53,28 @@ def make_service(
         Opens the served model. It is called after the start, until it succeeds.
     tokens
         Tokens that are accepted; None answers this machine alone.
+    audit_log
+        Gets changes of the memory, and hourly counts of requests.
     """
     limits = limits or RequestLimits()
     watcher = ModelWatcher(open_served, limits.poll_s)
     readers = Workers("predict", limits.num_readers, limits.max_waiting, limits.seconds)
     writers = Workers("store", 1, limits.max_waiting, limits.seconds)
     metrics = Metrics(watcher)
+    audit = ServiceAudit(audit_log)
     service = Service(
-        client_name, watcher, limits, Bodies(limits), readers, writers, metrics
+        client_name, watcher, limits, Bodies(limits), readers, writers, metrics, audit
     )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         watcher.start()
+        counting = asyncio.create_task(audit.write_hourly())
         try:
             yield
         finally:
+            counting.cancel()
+            audit.write_counts()
             readers.close()
             writers.close()
             watcher.close()
@@ -92,7 +102,7 @@ def make_service(
     async def describe() -> JSONResponse:
         return JSONResponse(_describe(app, service, needs_token=tokens is not None))
 
-    return Metered(Guard(app, tokens), metrics)
+    return Metered(Guard(app, tokens), metrics, audit)
 
 
 async def _handle_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -23,6 +23,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 import knnper
 from knnper.client.served_model import ServedModel
 from knnper.client.service.access import needs
+from knnper.client.service.audit import ServiceAudit
 from knnper.client.service.bodies import Bodies, Budget, RequestLimits
 from knnper.client.service.documents import (
     Addition,
@@ -70,6 +71,7 @@ class Service:
     readers: Workers
     writers: Workers
     metrics: Metrics
+    audit: ServiceAudit
 
     def reader(self, served: ServedModel) -> RequestReader:
         """Return the reader of requests for a model."""
@@ -142,9 +144,13 @@ async def predict(
         200: {"links": {"picture": _PICTURE_LINK}},
         **documented(400, 401, 403, 408, 409, 413, 415, 422, 503, 507),
     },
-    dependencies=[needs("add")],
 )
-async def add(served: Served, service: OfService, request: Request) -> Addition:
+async def add(
+    caller: Annotated[Caller, needs("add")],
+    served: Served,
+    service: OfService,
+    request: Request,
+) -> Addition:
     """Store examples.
 
     When this answers they are on disk, and every later prediction searches among them.
@@ -166,7 +172,11 @@ async def add(served: Served, service: OfService, request: Request) -> Addition:
                     f"found {num_taken} names that are taken and {num_repeated} given "
                     "twice, expected new names; nothing is stored",
                 )
-            added = served.add(inputs, labels, names)
+            num_examples = len(inputs)
+            with service.audit.change(
+                "add_examples", caller, num_examples=num_examples
+            ):
+                added = served.add(inputs, labels, names)
             ids: list[int] = added.ids.tolist()
             return Addition(
                 examples=[
@@ -184,9 +194,13 @@ async def add(served: Served, service: OfService, request: Request) -> Addition:
     "/examples",
     tags=["examples"],
     responses=documented(400, 401, 403, 408, 409, 413, 415, 422, 503),
-    dependencies=[needs("delete")],
 )
-async def delete(served: Served, service: OfService, request: Request) -> Deletion:
+async def delete(
+    caller: Annotated[Caller, needs("delete")],
+    served: Served,
+    service: OfService,
+    request: Request,
+) -> Deletion:
     """Delete examples, and every trace of them.
 
     The examples that match all given fields. The store's database is rewritten, so
@@ -199,10 +213,11 @@ async def delete(served: Served, service: OfService, request: Request) -> Deleti
             # The same as are deleted below: only this thread changes the store.
             ids: list[int] = served.store.select(selection).tolist()
             message = None
-            try:
-                served.delete(selection)
-            except NotErasedError as error:
-                message = str(error)
+            with service.audit.change("delete_examples", caller, num_examples=len(ids)):
+                try:
+                    served.delete(selection)
+                except NotErasedError as error:
+                    message = str(error)
             return Deletion(
                 deleted=ids,
                 erased=message is None,

@@ -14,11 +14,17 @@ from prometheus_client import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from knnper.client.service.audit import ServiceAudit
 from knnper.client.service.errors import RequestError
 from knnper.client.service.session import ModelWatcher
 
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"))
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+def known_method(method: str) -> str:
+    """Return a method of HTTP; callers could invent any number of others."""
+    return method if method in _METHODS else "other"
 
 
 class Metrics:
@@ -50,8 +56,7 @@ class Metrics:
         self, method: str, path: str, status: int, seconds: float
     ) -> None:
         """Count a request; ``path`` names its variable parts."""
-        known_method = method if method in _METHODS else "other"
-        self._requests.labels(known_method, path, str(status)).inc()
+        self._requests.labels(known_method(method), path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
         if status >= 400:
             self._errors.labels(path, str(status)).inc()
@@ -87,9 +92,10 @@ class Metrics:
 class Metered:
     """Middleware that counts requests and measures their time."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, audit: ServiceAudit) -> None:
         self._app = app
         self._metrics = metrics
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, and count it."""
@@ -111,3 +117,4 @@ class Metered:
             path = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - began
             self._metrics.count_request(scope["method"], path, status, seconds)
+            self._audit.count(scope, f"{known_method(scope['method'])} {path}", status)

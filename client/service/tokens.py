@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from knnper.audit_log import AuditLog
 from knnper.client.state import StateFolder
 from knnper.errors import RunError
 from knnper.files import read_file, read_plain, write_atomically
@@ -103,7 +104,8 @@ def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
             )
         ordered = tuple(scope for scope in SCOPES if scope in set(scopes))
         new = Token(name, ordered, _digest(secret), time.time())
-        _write_tokens(state, (*tokens, new))
+        with AuditLog.of(state).change("add_token", token=name, scopes=ordered):
+            _write_tokens(state, (*tokens, new))
     return secret
 
 
@@ -115,7 +117,8 @@ def revoke_token(state: Path, name: str) -> None:
         if len(others) == len(tokens):
             names = ", ".join(token.name for token in tokens) or "none"
             raise RunError(f"there is no token {name!r}, expected one of: {names}")
-        _write_tokens(state, others)
+        with AuditLog.of(state).change("revoke_token", token=name):
+            _write_tokens(state, others)
 
 
 def read_or_create_owner_token(path: Path) -> str:

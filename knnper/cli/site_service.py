@@ -62,6 +62,7 @@ def serve(
     from knnper.process import import_extra
 
     import_extra("prometheus_client", "service", "knnper site serve")
+    from knnper.audit_log import AuditLog
     from knnper.client.served_model import open_served
     from knnper.client.service.app import make_service
     from knnper.client.service.bodies import RequestLimits
@@ -86,7 +87,10 @@ def serve(
     )
     tokens = _tokens(settings, token_file, no_token)
     opening = functools.partial(open_served, site_state)
-    app = make_service(settings.name, opening, tokens=tokens, limits=limits)
+    audit_log = AuditLog.of(settings.state)
+    app = make_service(
+        settings.name, opening, tokens=tokens, limits=limits, audit_log=audit_log
+    )
     ready = f"{settings.name} serves at"
     # In another process, since the comparison loads all of the data.
     comparing = multiprocessing.get_context("spawn").Process(

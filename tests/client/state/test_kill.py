@@ -28,7 +28,14 @@ def test_a_kill_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
     outcomes: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
     new = {"model": NEW, "num_stored": 12, "is_consistent": True}
     old = {"model": OLD, "num_stored": 10, "is_consistent": True}
-    left = ["identity.json", "models", "offered.json", "serving.json", "store"]
+    left = [
+        "audit.jsonl",
+        "identity.json",
+        "models",
+        "offered.json",
+        "serving.json",
+        "store",
+    ]
     for name, before in (("first", None), ("later", old)):
         trials = outcomes[name]
         assert len(trials) > 5

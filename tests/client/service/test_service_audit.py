@@ -1,0 +1,136 @@
+"""What the audit log gets of a service: changes of the memory, counts of requests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from knnper.audit_log import AuditLog
+from knnper.client.service.app import make_service
+from knnper.client.service.tokens import Tokens, add_token, revoke_token
+from knnper.datastore.examples import StoreBusyError
+from tests.client.service.small_service import (
+    TOKEN,
+    SmallServed,
+    running,
+    small_served,
+    some_inputs,
+    wait_until_ready,
+)
+
+NAME, LABEL = "Zacharias.png", "eel"
+
+
+def entries(state: Path) -> list[dict[str, Any]]:
+    """Return the entries without their chain and time, oldest first."""
+    chain = ("number", "time", "previous", "hash", "since")
+    last = AuditLog.of(state).verify(num_last=100).last
+    return [{key: entry[key] for key in entry if key not in chain} for entry in last]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> SmallServed:
+    return small_served(tmp_path / "store")
+
+
+@pytest.fixture
+def client(tmp_path: Path, served: SmallServed) -> Iterator[httpx.Client]:
+    app = make_service(
+        "site-a",
+        lambda: served,
+        tokens=Tokens(tmp_path, TOKEN),
+        audit_log=AuditLog.of(tmp_path),
+    )
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with (
+        running(app) as address,
+        httpx.Client(base_url=address, headers=headers, timeout=30) as client,
+    ):
+        wait_until_ready(client)
+        yield client
+
+
+def added(client: httpx.Client, **headers: str) -> httpx.Response:
+    example = {"input": some_inputs(1)[0].tolist(), "label": LABEL, "name": NAME}
+    return client.post("/examples", json={"examples": [example]}, headers=headers)
+
+
+def test_changes_of_memory_are_recorded_by_token(
+    tmp_path: Path, client: httpx.Client
+) -> None:
+    secret = add_token(tmp_path, "tablet", ["add"])
+    assert added(client, authorization=f"Bearer {secret}").status_code == 200
+    body = {"names": [NAME]}
+    assert client.request("DELETE", "/examples", json=body).status_code == 200
+    revoke_token(tmp_path, "tablet")
+    assert entries(tmp_path) == [
+        {"event": "add_token", "token": "tablet", "scopes": ["add"]},
+        {"event": "add_examples", "token": "tablet", "num_examples": 1},
+        {"event": "delete_examples", "token": "owner", "num_examples": 1},
+        {"event": "revoke_token", "token": "tablet"},
+    ]
+    text = AuditLog.of(tmp_path).path.read_text()
+    for private in (secret, TOKEN, NAME, LABEL):
+        assert private not in text
+
+
+def test_failed_change_is_recorded(
+    tmp_path: Path,
+    served: SmallServed,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def busy(*_: object) -> None:
+        raise StoreBusyError(f"{NAME} is locked")
+
+    monkeypatch.setattr(served, "add", busy)
+    assert added(client).status_code == 503
+    begun, failed = entries(tmp_path)
+    assert failed == {**begun, "failed": "Exception"}
+    assert NAME not in AuditLog.of(tmp_path).path.read_text()
+
+
+def test_requests_are_counted_until_the_service_ends(
+    tmp_path: Path, served: SmallServed
+) -> None:
+    app = make_service(
+        "site-a",
+        lambda: served,
+        tokens=Tokens(tmp_path, TOKEN),
+        audit_log=AuditLog.of(tmp_path),
+    )
+    tablet = {"Authorization": f"Bearer {add_token(tmp_path, 'tablet', ['predict'])}"}
+    owner = {"Authorization": f"Bearer {TOKEN}"}
+    body = {"inputs": some_inputs(1).tolist()}
+    with running(app) as address, httpx.Client(base_url=address, timeout=30) as client:
+        wait_until_ready(client)
+        for headers in (tablet, owner, owner, {"Authorization": "Bearer guessed"}):
+            client.post("/predict", json=body, headers=headers)
+        assert added(client, **tablet).status_code == 403
+        client.request("BREW", f"/{NAME}", headers=owner)
+    (counts,) = [entry for entry in entries(tmp_path) if entry["event"] == "requests"]
+    counted = {
+        (row["token"], row["request"], row["status"]): row["count"]
+        for row in counts["requests"]
+        if row["request"] != "GET /ready"
+    }
+    assert counted == {
+        ("tablet", "POST /predict", 200): 1,
+        ("owner", "POST /predict", 200): 2,
+        ("none", "POST other", 401): 1,
+        ("tablet", "POST /examples", 403): 1,
+        ("owner", "other other", 404): 1,
+    }
+
+
+def test_damaged_log_stops_changes_and_not_predictions(
+    tmp_path: Path, client: httpx.Client, served: SmallServed
+) -> None:
+    AuditLog.of(tmp_path).path.write_text("altered\n")
+    num_stored = len(served.store)
+    assert added(client).status_code == 503
+    assert len(served.store) == num_stored
+    body = {"inputs": some_inputs(1).tolist()}
+    assert client.post("/predict", json=body).status_code == 200
