@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from knnper.audit_log import Recorder, record_nothing
 from knnper.errors import printable
 from knnper.server.link.authorized import Registered
 from knnper.server.roster import Member
@@ -43,12 +44,16 @@ def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
 
 @dataclass
 class Directory:
-    """The nodes of clients, by the clients' names."""
+    """The nodes of clients, by the clients' names.
+
+    ``record`` gets the nodes that cannot take part, for an audit log.
+    """
 
     grid: Grid
     experiment: str
     # Registered clients by node; empty without authentication.
     roster: Callable[[], Mapping[str, Registered]]
+    record: Recorder = record_nothing
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)  # by message
     _connected: set[int] = field(default_factory=set)
     _members: dict[int, Member] = field(default_factory=dict)
@@ -161,6 +166,8 @@ class Directory:
         self._ask_at[node] = now + ASK_AGAIN_S
         if self._refused.get(node) == reason and now < self._remind_at[node]:
             return
+        if self._refused.get(node) != reason:
+            self.record("client_refused", node=str(node), reason=reason)
         self._refused[node] = reason
         self._remind_at[node] = now + REMIND_S
         log.warning("%s", reason)

@@ -18,7 +18,9 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from typing_extensions import override
 
+from knnper.audit_log import Recorder
 from knnper.errors import harmless
 
 RoundRecord = Mapping[str, Any]
@@ -77,6 +79,25 @@ class LoggingObserver(Observer):
     def finished(self) -> None:
         """Log the end."""
         self._log.info("finished")
+
+
+class AuditingObserver(LoggingObserver):
+    """Also records each round, with the updates that were rejected."""
+
+    def __init__(self, log: logging.Logger, record: Recorder) -> None:
+        super().__init__(log)
+        self._record = record
+
+    @override
+    def round_finished(self, record: RoundRecord) -> None:
+        super().round_finished(record)
+        self._record(
+            "round_finished",
+            round=record["server_round"],
+            num_clients=record["num_clients"],
+            num_failed=record["num_failed"],
+            failures=record.get("failures", {}),
+        )
 
 
 @contextlib.contextmanager

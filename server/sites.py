@@ -3,11 +3,12 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
+from knnper.audit_log import Recorder, record_nothing
 from knnper.errors import RunError
 from knnper.experiment import FederationSettings
 from knnper.server.directory import Directory
@@ -28,7 +29,10 @@ log = logging.getLogger("flwr")
 
 @dataclass
 class SiteFederation(LiveFederation):
-    """Real clients, which are sent requests by name while they are online."""
+    """Real clients, which are sent requests by name while they are online.
+
+    ``record`` gets who answered each exchange, for an audit log.
+    """
 
     directory: Directory
     messenger: FlowerFederation
@@ -36,8 +40,10 @@ class SiteFederation(LiveFederation):
     stop: threading.Event = field(default_factory=threading.Event)
     may_be_away: bool = True
     trusts_clients: bool = False
+    record: Recorder = record_nothing
     _missing_since: dict[str, float] = field(default_factory=dict)
     _could_not_begin: list[Reply] = field(default_factory=list)
+    _begun: dict[str, Step] = field(default_factory=dict)  # by client
 
     def __post_init__(self) -> None:
         self.round_attempts = self.settings.round_attempts
@@ -45,6 +51,15 @@ class SiteFederation(LiveFederation):
     @override
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """Offline clients come last, as failures."""
+        outcomes: dict[str, str] = {}
+        try:
+            for reply in self._exchange(step, requests):
+                outcomes.update(dict.fromkeys(reply.clients, reply.failure or ""))
+                yield reply
+        finally:
+            self._record(step, outcomes)
+
+    def _exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         self.directory.refresh()
         away: list[str] = []
 
@@ -68,6 +83,7 @@ class SiteFederation(LiveFederation):
 
     @override
     def begin(self, step: Step, request: Request) -> None:
+        self._begun[request.client] = step
         if self.is_available(request.client):
             self.messenger.begin(step, request)
         else:
@@ -80,7 +96,11 @@ class SiteFederation(LiveFederation):
         """Also updates the directory."""
         self.directory.refresh()
         failed, self._could_not_begin = self._could_not_begin, []
-        return [*failed, *self.messenger.answered()]
+        replies = [*failed, *self.messenger.answered()]
+        for reply in replies:
+            step = self._begun.pop(reply.client)
+            self._record(step, {reply.client: reply.failure or ""})
+        return replies
 
     @override
     def require_client(self, clients: Sequence[str], waited_s: float) -> None:
@@ -142,6 +162,17 @@ class SiteFederation(LiveFederation):
                 f"({names}). Start more, or set run.federation.min_clients{refused}"
             )
         return list(members.values())
+
+    def _record(self, step: Step, outcomes: Mapping[str, str]) -> None:
+        """Record the reason of each client's failure, empty if there was none."""
+        if outcomes:
+            self.record(
+                "exchange",
+                purpose=step.purpose,
+                round=step.server_round,
+                answered=[name for name, failure in outcomes.items() if not failure],
+                failed={name: failure for name, failure in outcomes.items() if failure},
+            )
 
     def _is_worth_waiting(self, client: str) -> bool:
         """Return whether a missing client may connect soon."""

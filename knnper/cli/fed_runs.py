@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,6 +79,7 @@ def submit(
     The server must run on this machine. Invalid runs are rejected before anything
     changes, with exit code 2.
     """
+    from knnper.audit_log import AuditLog
     from knnper.cli.watching import Watch
     from knnper.server.link import submission
     from knnper.server.run_folder import RunFolder
@@ -95,7 +97,9 @@ def submit(
         RunFolder(place).go_back(from_round)
     watch = Watch(place)
     with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
-        run_id = submission.submit(settings, config, APPS)
+        audit_log = AuditLog.of(settings.state)
+        with audit_log.change("submit_run", name=place.name, uid=os.getuid()):
+            run_id = submission.submit(settings, config, APPS)
     say(f"Run {run_id} is submitted; everything about it will be in {place}")
     if not detach:
         _wait(federation, settings, run_id, place, watch)
@@ -311,6 +315,22 @@ def _during_restarts(has_ended: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
+@contextlib.contextmanager
+def _recording_export(run: Path, model: str) -> Iterator[None]:
+    """Record an export in the log of the server whose state folder holds the run."""
+    from knnper.audit_log import AUDIT_LOG, AuditLog
+
+    states = (
+        folder for folder in run.resolve().parents if (folder / AUDIT_LOG).is_file()
+    )
+    if (state := next(states, None)) is None:  # simulated, or kept elsewhere
+        yield
+        return
+    details = {"name": run.resolve().name, "model": model, "uid": os.getuid()}
+    with AuditLog.of(state).change("export_model", **details):
+        yield
+
+
 def export(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
@@ -327,6 +347,7 @@ def export(
     from knnper.strategies.core.exported_model import save_model
 
     model = stored_model(run)
-    save_model(folder, model)
+    with _recording_export(run, model.fingerprint):
+        save_model(folder, model)
     say(f"{folder} holds the model {model.fingerprint[:12]} of {run}.")
     say(f"On a new site: knnper site onboard client.yaml --model {folder}")

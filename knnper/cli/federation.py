@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from knnper.cli.audit_log import audit_server
 from knnper.cli.errors import ErrorReportingGroup
 from knnper.cli.fed_clients import (
     FederationPath,
@@ -117,3 +118,4 @@ for _command in _COMMANDS:
 
 
 federation.command(name="list")(list_clients)
+federation.command(name="audit")(audit_server)

@@ -1,6 +1,7 @@
 """Flower's ServerApp and ClientApp, for simulations and real clients."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from knnper.audit_log import AuditLog, Recorder, record_nothing
 from knnper.client.client_app import make_client_app
 from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
@@ -37,7 +39,7 @@ from knnper.server.link.superlink import (
     SERVER_FILE_VARIABLE,
     WARNINGS_VARIABLE,
 )
-from knnper.server.observer import LoggingObserver, Observer
+from knnper.server.observer import AuditingObserver, Observer
 from knnper.server.roster import Roster
 from knnper.server.run import Conductor
 from knnper.server.run_folder import RunFolder
@@ -161,7 +163,9 @@ def prepare(order: Order) -> tuple[SiteTask, Assembly]:
     return task, assemble(order.experiment, task.spec)
 
 
-def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
+def lead_sites(
+    grid: Grid, order: Order, observer: Observer, record: Recorder = record_nothing
+) -> RunFolder:
     """Train, distribute the model, and wait for late clients; return the folder."""
     task, assembly = prepare(order)
     experiment = order.experiment
@@ -169,13 +173,24 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     registry = order.registry
     identity = identity_at_sites(assembly.experiment)
     log.info("the fingerprint of the experiment is %s", identity)
+    record(
+        "run_begins",
+        name=order.output.name,
+        experiment=identity,
+        method=experiment.method.name,
+        model=experiment.model.name,
+        resumed=order.resume,
+    )
     directory = Directory(
         grid,
         for_sites(assembly.experiment),
         lambda: read_roster(registry) if registry else {},
+        record,
     )
     messenger = _messenger(grid, assembly, directory, stop)
-    federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
+    federation = SiteFederation(
+        directory, messenger, experiment.run.federation, stop, record=record
+    )
     folder = order.folder()
     messenger.session = folder.session()
     with folder.locked(), quick_pulls():
@@ -183,6 +198,7 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
         conductor = Conductor(assembly, federation, folder, observer)
         trained = conductor.train(roster, ["flwr", "run"])
         messenger.model = _save_trained_model(folder, assembly, task, trained)
+        record("trained", model=messenger.model, rounds=trained.server_round)
         conductor.distribute(trained, roster)
         late = LateClients(conductor, federation, trained)
         late.serve(roster, experiment.run.federation.stay_s)
@@ -269,16 +285,27 @@ def main(grid: Grid, context: Context) -> None:
     announce()
     with _warning_the_server():
         order = order_of(context.run_config)
-        observer = LoggingObserver(log)
+        record = _recorder(context.run_id)
+        observer = AuditingObserver(log, record)
         try:
-            over_sites = isinstance(order.experiment.data.settings, SitesSettings)
-            lead = lead_sites if over_sites else lead_virtual_clients
-            folder = lead(grid, order, observer)
+            if isinstance(order.experiment.data.settings, SitesSettings):
+                folder = lead_sites(grid, order, observer, record)
+            else:
+                folder = lead_virtual_clients(grid, order, observer)
         finally:
             observer.finished()
     for cells in tables_of_run(folder.path):
         log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
     log.info("all files of this run are in %s", folder.path)
+
+
+def _recorder(run: int) -> Recorder:
+    """Return the recorder of a run's server; it does nothing without a server."""
+    file = os.environ.get(SERVER_FILE_VARIABLE)
+    if file is None:
+        return record_nothing
+    audit_log = AuditLog.of(read_server(Path(file)).state)
+    return functools.partial(audit_log.append, run=run)
 
 
 @contextlib.contextmanager

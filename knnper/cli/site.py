@@ -2,6 +2,7 @@
 
 import typer
 
+from knnper.cli.audit_log import audit_site
 from knnper.cli.errors import ErrorReportingGroup
 from knnper.cli.options import AsJson, ClientFile
 from knnper.cli.site_data import check
@@ -12,7 +13,7 @@ site = typer.Typer(
     name="site",
     cls=ErrorReportingGroup,
     no_args_is_help=True,
-    help="Commands of a site: check data, onboard, refresh, serve, diagnose.",
+    help="Commands of a site: check data, onboard, refresh, serve, diagnose, audit.",
 )
 
 
@@ -36,4 +37,5 @@ for _command in (check, onboard, refresh, serve, doctor):
     site.command()(_command)
 
 
+site.command(name="audit")(audit_site)
 site.add_typer(token)

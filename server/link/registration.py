@@ -18,6 +18,7 @@ from flwr.proto.control_pb2 import (
 )
 from google.protobuf.message import Message
 
+from knnper.audit_log import AuditLog
 from knnper.errors import RunError
 from knnper.server.link.authorized import (
     AuthorizedFolder,
@@ -151,12 +152,14 @@ def reconcile(
 ) -> dict[str, Registered]:
     """Register the clients of ``folder``, unregister other nodes, write the roster.
 
+    Registrations are recorded in the audit log beside the roster.
     Without authentication (``insecure``) nodes have no key, and all belong to it.
     """
     if not folder.path.is_dir():
         outcome = "registrations stay as they are"
         raise RunError(f"there is no folder {folder.path}; {outcome}")
     before = read_roster(roster_file)
+    audit_log = AuditLog.of(roster_file.parent)
     keys, key_problems = folder.keys()
     counts, count_problems = folder.counts()
     for problem in key_problems:
@@ -175,9 +178,10 @@ def reconcile(
         elif insecure:
             roster[node.node_id] = Registered(f"node-{node.node_id}", key_sha256)
         else:
-            registry.unregister(node.node_id)
-            removed.add(key_sha256)
             title = node.name or node.node_id
+            with audit_log.change("revoke_client", client=title, key=key_sha256):
+                registry.unregister(node.node_id)
+            removed.add(key_sha256)
             logger.warning(
                 "removed %s: its key is not in the folder (%s)", title, key_sha256
             )
@@ -189,7 +193,8 @@ def reconcile(
             )
             logger.warning(message, name, key_sha256)
         elif key_sha256 not in registered:
-            node_id = registry.register(name, keys[name])
+            with audit_log.change("register_client", client=name, key=key_sha256):
+                node_id = registry.register(name, keys[name])
             roster[node_id] = Registered(name, key_sha256, counts.get(name))
             logger.info("registered %s (%s)", name, key_sha256)
     if roster != before or not roster_file.exists():

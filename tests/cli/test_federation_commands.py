@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import re
 import stat
 import time
@@ -22,7 +23,9 @@ from knnper.server.link.setup import FederationFolder, create_federation
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.server.settings import ServerSettings
+from knnper.simulation import trained_model
 from knnper.simulation.catalogue import over_sites
+from knnper.strategies.core import exported_model
 from knnper.transport.credentials import (
     fingerprint,
     new_node_key,
@@ -247,6 +250,28 @@ def test_every_command_takes_the_folder_or_the_file(operator: Operator) -> None:
         result = operator.submits("--resume", operator.run, "--detach", of=place)
         assert result.exit_code == 0, result.output
     assert len(list(folder.clients.iterdir())) == 3
+
+
+def test_audit_log_has_submissions_and_exports(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator.pretend()
+    submitted = operator.submits("--resume", operator.run, "--detach")
+    assert submitted.exit_code == 0, submitted.output
+    state = operator.folder.server / "state"
+    model = SimpleNamespace(fingerprint="f" * 64)
+    monkeypatch.setattr(trained_model, "stored_model", lambda _: model)
+    monkeypatch.setattr(exported_model, "save_model", lambda *_: None)
+    for run in (state / "runs" / "mine", tmp_path / "simulated"):
+        exported = operator.types("export", run, tmp_path / "model")
+        assert exported.exit_code == 0, exported.output
+    shown = operator.types("audit", operator.folder.path, "--json")
+    submission_entry, export_entry = json.loads(shown.stdout)["last"]
+    assert submission_entry["event"] == "submit_run"
+    assert submission_entry["name"] == operator.run.name
+    assert export_entry["event"] == "export_model"
+    assert (export_entry["name"], export_entry["model"]) == ("mine", "f" * 64)
+    assert submission_entry["uid"] == export_entry["uid"] == os.getuid()
 
 
 def test_the_servers_part_alone_makes_no_clients(operator: Operator) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from knnper.audit_log import AuditLog
 from knnper.errors import CredentialError, RunError
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.server.link.registration import (
@@ -65,6 +66,21 @@ def place(tmp_path: Path) -> Place:
     folder = AuthorizedFolder(tmp_path / "authorized")
     folder.path.mkdir()
     return Place(folder, Flower(), tmp_path / "roster.json")
+
+
+def test_audit_log_has_registrations_and_revocations(place: Place) -> None:
+    key = public_key()
+    place.folder.add("site-a", key)
+    place.names()
+    place.folder.remove("site-a")
+    place.names()
+    place.names()
+    entries = AuditLog.of(place.roster.parent).verify(num_last=10).last
+    events = [(entry["event"], entry["client"], entry["key"]) for entry in entries]
+    assert events == [
+        ("register_client", "site-a", fingerprint(key)),
+        ("revoke_client", "site-a", fingerprint(key)),
+    ]
 
 
 def test_a_client_comes_and_leaves_with_its_file(place: Place) -> None:

@@ -1,0 +1,171 @@
+"""What the audit logs of a server and of its sites hold after a run."""
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from knnper.audit_log import AuditLog, Recorder
+from knnper.cli.app import app
+from knnper.cli.flower_apps import Order, lead_sites
+from knnper.client.settings import LimitSettings
+from knnper.experiment_file import results_identity
+from knnper.server.observer import AuditingObserver, RoundRecord
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import over_sites
+from knnper.simulation.trained_model import find_model
+from tests.apps.site_grid import SiteGrid, experiment
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("inside_a_run")]
+SEEN = ("0000", "0001", "0003")
+RUN = 7
+MODEL_REFUSED = (
+    "the site's own settings do not allow it: found the model tiny_cnn, expected mlp "
+    "(limits.models)"
+)
+
+
+def entries(state: Path) -> list[dict[str, Any]]:
+    return [dict(entry) for entry in AuditLog.of(state).verify(num_last=1000).last]
+
+
+def of_events(state: Path, event: str) -> list[dict[str, Any]]:
+    return [entry for entry in entries(state) if entry["event"] == event]
+
+
+class LeavingClient(AuditingObserver):
+    """Takes a client off the network after the first round."""
+
+    def __init__(self, record: Recorder, grid: SiteGrid, node: int) -> None:
+        super().__init__(logging.getLogger("flwr"), record)
+        self._grid, self._node = grid, node
+
+    def round_finished(self, record: RoundRecord) -> None:
+        super().round_finished(record)
+        self._grid.nodes.discard(self._node)
+
+
+def led(tmp_path: Path, files: dict[str, Path]) -> RunFolder:
+    """Lead a run over three sites, as the server's own process does."""
+    grid = SiteGrid({10 + place: files[name] for place, name in enumerate(SEEN)})
+    settings = experiment(**{"run.max_failed_fraction": 0.5})
+    order = Order(over_sites(settings), tmp_path / "run", False, False, None)
+    record = functools.partial(AuditLog.of(tmp_path / "server").append, run=RUN)
+    observer = LeavingClient(record, grid, 12)
+    return lead_sites(grid, order, observer, record)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def refusing(files: dict[str, Path]) -> dict[str, Path]:
+    """Return the sites, of which 0001 accepts no model of the experiment."""
+    file = files["0001"]
+    file.write_text(f"{file.read_text()}limits: {{models: [mlp]}}\n")
+    return files
+
+
+def test_logs_of_server_and_sites_hold_who_asked_and_answered(
+    tmp_path: Path, refusing: dict[str, Path]
+) -> None:
+    ran = led(tmp_path, refusing)
+    identity = results_identity(over_sites(experiment()))
+    model = find_model(ran.path / "model").fingerprint
+
+    # 1. A site that takes part.
+    state = tmp_path / "state-0000"
+    messages = of_events(state, "message")
+    assert [(entry["purpose"], entry["round"]) for entry in messages] == [
+        ("query", 0),
+        ("train", 1),
+        ("evaluate.validate", 1),
+        ("train", 2),
+        ("evaluate.validate", 2),
+        ("evaluate.personalize", 2),
+    ]
+    for entry in messages:
+        assert entry["experiment"] == identity
+        assert (entry["method"], entry["model"]) == ("knn_per", "tiny_cnn")
+        assert (entry["outcome"], entry["run"]) == ("answered", 1)
+        assert entry["server"] == "127.0.0.1:1"
+        assert entry["limits"]["share_metrics"] is True
+        assert entry["limits"]["min_examples"] == LimitSettings().min_examples
+    (installed,) = of_events(state, "install_model")
+    assert (installed["model"], installed["took_part"]) == (model, True)
+
+    # 2. The site that refuses.
+    (question, refusal) = of_events(tmp_path / "state-0001", "message")
+    assert question["limits"]["models"] == ["mlp"]
+    assert (question["outcome"], question["reason"]) == ("refused", MODEL_REFUSED)
+    assert question["codes"] == ["limits.models"]
+    assert refusal["purpose"] == "query.refuse"
+    assert MODEL_REFUSED in refusal["reason"]
+
+    # 3. The server.
+    server = tmp_path / "server"
+    (begins,) = of_events(server, "run_begins")
+    assert (begins["run"], begins["experiment"]) == (RUN, identity)
+    (refused,) = of_events(server, "client_refused")
+    assert MODEL_REFUSED in refused["reason"]
+    exchanges = of_events(server, "exchange")
+    assert [(entry["purpose"], entry["round"]) for entry in exchanges] == [
+        ("train", 1),
+        ("evaluate.validate", 1),
+        ("train", 2),
+        ("evaluate.validate", 2),
+        ("evaluate.personalize", 2),
+    ]
+    for place, entry in enumerate(exchanges):
+        is_there = place < 2
+        assert ("0003" in entry["answered"]) is is_there
+        assert "0000" in entry["answered"]
+        failed = {} if is_there else {"0003": "it is not connected"}
+        assert entry["failed"] == failed
+    first, second = of_events(server, "round_finished")
+    assert (first["num_clients"], first["failures"]) == (2, {})
+    assert (second["num_clients"], second["failures"]) == (1, exchanges[2]["failed"])
+    (trained,) = of_events(server, "trained")
+    assert trained["model"] == model
+
+    # 4. Neither holds a name of a file, or a count of labels.
+    with np.load(tmp_path / "shares" / "0000.npz") as arrays:
+        counts = np.bincount(arrays["train_labels"], minlength=10).tolist()
+    for folder in (state, server):
+        text = AuditLog.of(folder).path.read_text()
+        for private in ("npz", "train/", str(counts)):
+            assert private not in text
+
+
+def command(*words: object) -> Any:
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def test_command_shows_entries_and_finds_an_altered_line(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    file = files["0000"]
+    log = AuditLog.of(tmp_path / "state-0000")
+    assert command("site", "audit", file).exit_code == 0
+    for number in range(3):
+        log.append("message", run=number)
+    head = log.verify().head
+    shown = command("site", "audit", file, "--last", 2, "--expect-head", head)
+    assert shown.exit_code == 0, shown.output
+    assert f"head: {head}" in shown.stdout
+    assert '{"run": 2}' in shown.stdout
+    assert '{"run": 0}' not in shown.stdout
+    lines = log.path.read_text().splitlines(keepends=True)
+    log.path.write_text("".join([*lines[:2], lines[2][:40]]))
+    cut_off = command("site", "audit", file, "--json")
+    assert cut_off.exit_code == 0
+    assert '"cut_off": true' in cut_off.stdout
+    assert "An incomplete line" in cut_off.stderr
+    shortened = command("site", "audit", file, "--expect-head", head)
+    assert shortened.exit_code == 1
+    assert "none of 2 entries" in shortened.stderr
+    log.path.write_text("".join([lines[0], lines[2]]))
+    altered = command("site", "audit", file)
+    assert altered.exit_code == 1
+    assert "line 2 of" in altered.stderr
