@@ -16,6 +16,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from knnper.datastore.charges import (
+    Charges,
+    has_charges,
+    read_charges,
+    write_charges,
+)
 from knnper.datastore.connection import (
     PAGE_BYTES,
     Connection,
@@ -41,6 +47,7 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.index import Vectors
 from knnper.datastore.tables import (
+    CHARGES,
     EXAMPLE_COLUMNS,
     SELECT_EXAMPLES,
     StoreRow,
@@ -274,6 +281,11 @@ class Rows:
             limit,
         )
 
+    def charges(self, ids: Ids) -> Charges:
+        """Read the charges of private answers of ``ids`` (m,), ascending."""
+        with self._reading, translate_errors(self._path):
+            return read_charges(self._reader, ids)
+
     def num_bytes(self) -> int:
         """Return the bytes of the database, unused pages included, without its log."""
         return int(self._fetch("PRAGMA page_count")[0][0]) * PAGE_BYTES
@@ -313,6 +325,11 @@ class Rows:
             row.num_removed += len(change.removed)
             row.stream_state = change.stream
             row.erasing = max(row.erasing, int(change.must_erase))
+
+    def charge(self, ids: Ids, charges: Charges) -> None:
+        """Replace the charges of ``ids`` (m,), and the number of answers."""
+        with self.writing() as (connection, _):
+            write_charges(connection, ids, charges)
 
     def compact(self) -> None:
         """Rewrite the database without its unused pages."""
@@ -422,8 +439,10 @@ class Rows:
     def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
         removed = connection.execute(SELECT_EXAMPLES, (ids_json(ids),)).fetchall()
         versions = connection.execute("SELECT number FROM versions").fetchall()
-        vectors_tables = [vectors_table(number) for (number,) in versions]
-        for table in ("examples", "inputs", *vectors_tables):
+        tables = ["examples", "inputs", *(vectors_table(row[0]) for row in versions)]
+        if has_charges(connection):
+            tables.append(CHARGES)
+        for table in tables:
             connection.executemany(
                 f"DELETE FROM {table} WHERE id = ?",
                 ((example,) for example in ids.tolist()),

@@ -19,6 +19,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from knnper.datastore.charges import Charges, require_intact
 from knnper.datastore.connection import (
     connect,
     database_damaged,
@@ -419,6 +420,30 @@ class Store(StoreReader):
                 )
             self._require_room(version)
             self._live.switch(version, self._live.built(version))
+
+    @contextlib.contextmanager
+    def unchanged(self, fingerprint: str | None = None) -> Iterator[Contents]:
+        """Yield the stored examples; other threads cannot change them in the block.
+
+        ``fingerprint`` must be that of the model that embedded the store.
+        """
+        with self._changing:
+            self._live.refresh()
+            require_model(self.fingerprint, fingerprint or self._expected_model)
+            yield self._live.view.contents
+
+    def charges(self, ids: Ids) -> Charges:
+        """Return what stored ids (m,), ascending, were charged for private answers."""
+        charges = self._rows.charges(ids)
+        require_intact(charges)
+        return charges
+
+    def charge(self, ids: Ids, charges: Charges) -> None:
+        """Replace the charges of stored ids (m,); they are on disk when this returns.
+
+        Call it in a block of `unchanged`, together with `charges`.
+        """
+        self._rows.charge(ids, charges)
 
     def serialized(self) -> bytes:
         """Return the whole store, with the state of its policy, as bytes.

@@ -81,6 +81,13 @@ _EMBEDDINGS = """(
     vector BLOB NOT NULL,
     checksum INTEGER NOT NULL
 )"""
+# The table of the charges of private answers, which the first of them adds.
+CHARGES = "answer_charges"
+CHARGES_COLUMNS = """(
+    id INTEGER PRIMARY KEY,
+    spent REAL NOT NULL,
+    checksum INTEGER NOT NULL
+)"""
 # Entries of sqlite_master that SQLite adds by itself.
 _MADE_BY_SQLITE = {
     "sqlite_sequence": "CREATE TABLE sqlite_sequence(name,seq)",
@@ -200,6 +207,8 @@ def require_tables(connection: sqlite3.Connection, path: Path) -> None:
         name = vectors_table(number)
         statements[name] = f"CREATE TABLE {name} {_EMBEDDINGS}"
     present = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+    if CHARGES in present:
+        statements[CHARGES] = f"CREATE TABLE {CHARGES} {CHARGES_COLUMNS}"
     wrong = {*present.items()} ^ {*statements.items(), *_MADE_BY_SQLITE.items()}
     if wrong:
         names = ", ".join(sorted({str(name) for name, _ in wrong}))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from knnper.datastore.charges import Charges, has_charges, read_charges
 from knnper.datastore.connection import decode_damaged_text, log_path, open_reader
 from knnper.datastore.database import Change, Rows
 from knnper.datastore.examples import (
@@ -111,6 +112,10 @@ def salvage(folder: Path, target: Path) -> Salvage:
             new_version = rows.state().active.number
             for change in remains.changes():
                 rows.apply(replace(change, version=new_version))
+            ids = rows.contents().ids
+            charges = remains.charges(ids)
+            if charges is not None:
+                rows.charge(ids, charges)
     return remains.report()
 
 
@@ -228,6 +233,18 @@ class _Remains:
                 inputs=inputs,
                 external_ids=[examples[number][0] for number in intact],
             )
+
+    def charges(self, ids: Ids) -> Charges | None:
+        """Return the charges of private answers; None if there were never any.
+
+        An example with damaged charges gets infinite ones, so that it never votes.
+        """
+        try:
+            if not has_charges(self._connection):
+                return None
+            return read_charges(self._connection, ids)
+        except sqlite3.Error:
+            return Charges(np.full(len(ids), np.inf), 0)
 
     def report(self) -> Salvage:
         """Report the outcome once `changes` has run to its end."""
@@ -395,6 +412,7 @@ class DatabaseCheck:
             if lacking:
                 yield self._damage(f"{table} lacks a row", lacking)
         yield from self._small_rows()
+        yield from self._charges()
 
     def num_examples(self) -> int:
         """Return the number of stored examples."""
@@ -429,6 +447,14 @@ class DatabaseCheck:
             self.rows.versions()
         except StoreDamagedError as error:
             yield self._lost(error.problem)
+
+    def _charges(self) -> Iterator[StoreFinding]:
+        ids = np.array(self._ids("SELECT id FROM examples ORDER BY id"), np.int64)
+        damaged = read_charges(self.connection, ids).damaged
+        if damaged:
+            yield self._lost(
+                f"the charges of {named(damaged)} are not what was written"
+            )
 
     def _content(self, table: str) -> Iterator[StoreFinding]:
         orphans = self._ids(

@@ -1,0 +1,162 @@
+"""Private answers from a store: charges are on disk before an answer leaves."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from knnper.datastore.charges import Charges
+from knnper.datastore.examples import Contents, Ids, require_embeddings
+from knnper.datastore.private_answers import (
+    PrivateAnswerSettings,
+    kernel_values,
+    mixed_probabilities,
+    noisy_votes,
+    normalised,
+)
+from knnper.datastore.store import Store
+
+MakeRng = Callable[[], np.random.Generator]
+
+
+def rng_of_the_system() -> np.random.Generator:
+    """Return a generator with a state that the operating system has drawn."""
+    return np.random.default_rng(secrets.randbits(256))
+
+
+@dataclass(frozen=True, eq=False)
+class PrivatePrediction:
+    """Private predictions for n inputs."""
+
+    probabilities: Tensor  # λ p_vote + (1 - λ) p_global, float32 of shape (n, c)
+    global_probabilities: Tensor  # p_global, float32 of shape (n, c)
+    fingerprint: str  # of the model that was used
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class, int64 of shape (n,)."""
+        return self.probabilities.argmax(dim=1)
+
+
+@dataclass(frozen=True)
+class SpentPrivacy:
+    """What private answers have spent of a store.
+
+    Attributes
+    ----------
+    num_answers
+        Queries that were answered.
+    share_voting
+        Fraction of the stored examples that can still vote. It depends on the examples
+        without noise, so only their owner may see it.
+    """
+
+    num_answers: int
+    share_voting: float
+
+
+class PrivateMemory:
+    """The private vote of a store's examples, mixed with the global model.
+
+    Any number of threads may use it; one answers at a time, so that each budget is
+    spent once.
+
+    Parameters
+    ----------
+    knn_weight
+        λ.
+    fingerprint
+        Of the model that embeds the queries.
+    make_rng
+        Makes the source of the noise of one request; by default from the operating
+        system. Only simulations, which protect nobody, give another.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: PrivateAnswerSettings,
+        knn_weight: float,
+        fingerprint: str,
+        make_rng: MakeRng = rng_of_the_system,
+    ) -> None:
+        self.settings = settings
+        self.knn_weight = knn_weight
+        self._store = store
+        self._fingerprint = fingerprint
+        self._make_rng = make_rng
+        # The ids and normalised embeddings that were read last.
+        self._ids: Ids = np.empty(0, np.int64)
+        self._unit: NDArray[np.float32] = np.empty((0, 0), np.float32)
+
+    def predict(
+        self, embeddings: Tensor, global_probabilities: Tensor
+    ) -> PrivatePrediction:
+        """Answer n queries, in order; their charges are on disk when this returns.
+
+        Parameters
+        ----------
+        embeddings, global_probabilities
+            float32 of shape (n, p), and p_global, float32 of shape (n, c).
+
+        Raises
+        ------
+        DataError
+            If an embedding is not finite.
+        StoreMismatchError
+            If the store was embedded by another model.
+        StoreDamagedError
+            If the charges of an example are not what was written.
+        """
+        require_embeddings("queries", embeddings, self._store.embedding_dim)
+        with self._store.unchanged(self._fingerprint) as contents:
+            kernel = kernel_values(
+                normalised(embeddings.detach().numpy()),
+                self._unit_vectors(contents),
+                self.settings,
+            )
+            # Only these can vote on any of the queries: the others are not charged.
+            near = (kernel >= self.settings.threshold).any(axis=0)
+            ids = contents.ids[near]
+            before = self._store.charges(ids)
+            votes = noisy_votes(
+                kernel[:, near],
+                contents.labels[near],
+                before.spent,
+                self._store.num_classes,
+                self.settings,
+                self._make_rng(),
+            )
+            num_answers = before.num_answers + len(embeddings)
+            self._store.charge(ids, Charges(votes.spent, num_answers))
+        p_global = global_probabilities.detach().numpy()
+        probabilities = mixed_probabilities(votes, p_global, self.knn_weight)
+        return PrivatePrediction(
+            torch.from_numpy(probabilities), global_probabilities, self._fingerprint
+        )
+
+    def spent(self) -> SpentPrivacy:
+        """Report what was spent so far."""
+        with self._store.unchanged() as contents:
+            charges = self._store.charges(contents.ids)
+        can_vote = self.settings.can_vote(charges.spent)
+        share = float(can_vote.mean()) if len(can_vote) else 0.0
+        return SpentPrivacy(charges.num_answers, share)
+
+    def _unit_vectors(self, contents: Contents) -> NDArray[np.float32]:
+        """Return the normalised embeddings (N, p); read those that are new."""
+        ids = contents.ids
+        if self._ids is not ids:
+            dim = self._store.embedding_dim
+            unit = np.empty((len(ids), dim), np.float32)
+            is_known = np.isin(ids, self._ids, assume_unique=True)
+            is_left = np.isin(self._ids, ids, assume_unique=True)
+            unit[is_known] = self._unit.reshape(-1, dim)[is_left]
+            new = self._store.vectors(ids[~is_known])
+            unit[~is_known] = normalised(new.numpy())
+            self._ids, self._unit = ids, unit
+        return self._unit
