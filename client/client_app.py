@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from knnper.client.runtime import ClientRuntime, TrainingRequest, call_for_each
 from knnper.errors import CodecError, printable
 from knnper.records import Flat, flatten
+from knnper.secure.messages import MaskRequest, SecureRequest
 from knnper.transport.messages import (
     FAILURES,
     LEAST_IN_FILE,
@@ -86,7 +87,13 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         runtime = node.open(context, job)
         carrier = node.carrier(context, job)
         payload = _record(message, "payload", runtime.method.payload_type, carrier)
-        return Message(_train_clients(runtime, job, payload, carrier), reply_to=message)
+        masking = None
+        if packed_of(message.content, "masking") is not None:
+            masking = cast(
+                MaskRequest, _record(message, "masking", MaskRequest, carrier)
+            )
+        content = _train_clients(runtime, job, payload, carrier, masking)
+        return Message(content, reply_to=message)
 
     @app.evaluate(Purpose.VALIDATE.action)
     @answering
@@ -122,6 +129,18 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         job = job_of(message.content) if has_job(message.content) else None
         return Message(node.introduce(context, job), reply_to=message)
 
+    @app.query(Purpose.SECURE.action)
+    @answering
+    def exchange_secrets(node: Node, message: Message, context: Context) -> Message:
+        job = job_of(message.content)
+        runtime = node.open(context, job)
+        carrier = node.carrier(context, job)
+        request = cast(
+            SecureRequest, _record(message, "payload", SecureRequest, carrier)
+        )
+        reply = runtime.exchange_secrets(job.clients, request, job.server_round)
+        return _reply(message, reply, carrier)
+
     @app.query(Purpose.REFUSE.action)
     @answering
     def refused(node: Node, message: Message, context: Context) -> Message:
@@ -150,7 +169,11 @@ def _reply(message: Message, record: object, carrier: Carrier) -> Message:
 
 
 def _train_clients(
-    runtime: ClientRuntime, job: Job, payload: object, carrier: Carrier
+    runtime: ClientRuntime,
+    job: Job,
+    payload: object,
+    carrier: Carrier,
+    masking: MaskRequest | None,
 ) -> RecordDict:
     """Train the clients of a task; return their updates and the failures' reasons.
 
@@ -177,6 +200,7 @@ def _train_clients(
                     job.state_rounds[number],
                     job.keep_rounds,
                     job.counted_round,
+                    masking,
                 )
             )
         )

@@ -22,6 +22,8 @@ _SITUATIONS: Mapping[str, str] = MappingProxyType(
         Purpose.VALIDATE: "the evaluation of round {round} is sent, and the server "
         "waits for the other clients",
         Purpose.PERSONALIZE: "the trained model has arrived; another run may follow",
+        Purpose.SECURE: "keys or shares of secure aggregation in round {round} are "
+        "sent, and the server waits for the other clients",
         Purpose.REFUSE: "the server has refused this client, see above",
     }
 )

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from knnper.client.secure_sums import SecureSums
 from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.errors import KnnPerError, OwnCodeError
@@ -18,6 +19,12 @@ from knnper.metrics import Compute
 from knnper.own import explained
 from knnper.predictions import RunPredictions
 from knnper.records import tensors_of
+from knnper.secure.messages import (
+    MaskRequest,
+    SecureAggregationError,
+    SecureReply,
+    SecureRequest,
+)
 from knnper.seeding import RandomKey
 from knnper.strategies.core import evaluation
 from knnper.strategies.core.compression import CompressedUpdate
@@ -25,6 +32,7 @@ from knnper.strategies.core.embedding_pool import EmbeddingPool
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import NoState, require_finite
+from knnper.strategies.core.summed_updates import SummedUpdate
 
 R = TypeVar("R")
 
@@ -103,6 +111,8 @@ class TrainingRequest:
         Rounds that the server may resume from; their states are kept.
     counted_round
         The later round in which the update is aggregated, if not ``server_round``.
+    masking
+        How to mask the update, with secure aggregation.
     """
 
     client: str
@@ -111,6 +121,7 @@ class TrainingRequest:
     state_round: int
     keep_rounds: Sequence[int]
     counted_round: int = 0
+    masking: MaskRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,8 @@ class ClientRuntime:
         Writer of the predictions of the test split, if they are saved.
     explain
         Turns a client's error into the text that is sent to the server.
+    secure_sums
+        The clients' part in secure aggregation, if the experiment has it.
     """
 
     method: Method
@@ -146,6 +159,7 @@ class ClientRuntime:
     metrics: Mapping[str, Compute] = field(default_factory=dict)
     predictions: RunPredictions | None = None
     explain: Callable[[KnnPerError], str] = str
+    secure_sums: SecureSums | None = None
 
     @explained()
     def train(self, request: TrainingRequest) -> Any:
@@ -165,7 +179,31 @@ class ClientRuntime:
         if not isinstance(state, NoState):
             state_round = request.counted_round or server_round
             self.states.save(client, state_round, state, request.keep_rounds)
+        if isinstance(update, SummedUpdate):
+            update = self._masked(request, update)
         return update
+
+    def _masked(self, request: TrainingRequest, update: SummedUpdate) -> SummedUpdate:
+        """Mask an update; without a request for that it does not leave the client."""
+        client, server_round = request.client, request.server_round
+        if request.masking is None or self.secure_sums is None:
+            raise SecureAggregationError("found no request to mask the update")
+        rng = self.key.child("secure_sum", server_round, client)
+        masked = self.secure_sums.masked(
+            client, request.masking, update.values, update.num_examples, rng
+        )
+        return replace(update, values=masked)
+
+    @explained()
+    def exchange_secrets(
+        self, clients: Sequence[str], request: SecureRequest, server_round: int
+    ) -> SecureReply:
+        """Reply to a stage of secure aggregation that needs no update."""
+        if self.secure_sums is None or len(clients) != 1:
+            raise SecureAggregationError(
+                "found a request of secure aggregation, which this experiment has not"
+            )
+        return self.secure_sums.answer(clients[0], request, server_round)
 
     @explained()
     def validate(
@@ -244,6 +282,9 @@ class ClientRuntime:
         failures: dict[str, str] = {}
         rounds = dict(zip(clients, state_rounds, strict=True))
         records = (payload, reference)
+        if self.secure_sums is not None:
+            for client in clients:
+                self.secure_sums.erase(client)
         predict_global = self._unpersonalised(reference)
         data = {client: self.source.data(client) for client in clients}
 

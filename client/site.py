@@ -17,6 +17,7 @@ from knnper.audit_log import AuditLog
 from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import Personalized, Served
+from knnper.client.secure_sums import SecureSums
 from knnper.client.settings import ClientSettings, read_client
 from knnper.client.site_privacy import ProtectedUpdates, require_no_buffers
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
@@ -248,6 +249,7 @@ class SiteNode:
                 metrics=computations(experiment.run.metrics),
                 predictions=RunPredictions(states) if saves_predictions else None,
                 explain=explain,
+                secure_sums=SecureSums.of(experiment, states),
                 name=settings.name,
                 deadline=deadline,
                 metrics_policy=metrics_policy,

@@ -186,6 +186,55 @@ Schedule = Annotated[ConstantSchedule | MultiStepSchedule, Field(discriminator="
 
 
 @dataclass(frozen=True)
+class SecAggPlusSettings(Settings):
+    """SecAgg+ (Bell et al. 2020): clients may drop out at any time.
+
+    Attributes
+    ----------
+    neighbors
+        k, the clients with which each shares its secrets; all others of the round where
+        there are no more. Useful: 20 to 100; time and bytes grow with it.
+    threshold
+        Part of a client and its neighbours that must stay to the end of a round, above
+        0.5. As many clients as fall short of it may drop out; as many as it, together
+        with the server, can read the update of a client.
+    clip_range
+        Each number of an update is clipped to plus or minus this.
+    bits
+        Bits of a number, sign included. At most 2^(32 - bits) clients fit in a round.
+    """
+
+    name: Literal["secagg_plus"] = "secagg_plus"
+    neighbors: Annotated[int, Field(ge=2, le=1000)] = 32
+    threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6
+    clip_range: PositiveFloat = 1.0
+    bits: Annotated[int, Field(ge=2, le=28)] = 20
+
+
+@dataclass(frozen=True)
+class PairwiseSettings(Settings):
+    """Masks between each pair of clients, for a handful that are all present.
+
+    Keys are agreed on once for a run. A round in which a client is missing is repeated
+    without it.
+
+    Attributes
+    ----------
+    clip_range, bits
+        As for ``secagg_plus``.
+    """
+
+    name: Literal["pairwise"] = "pairwise"
+    clip_range: PositiveFloat = 1.0
+    bits: Annotated[int, Field(ge=2, le=28)] = 20
+
+
+SecureAggregation = Annotated[
+    SecAggPlusSettings | PairwiseSettings, Field(discriminator="name")
+]
+
+
+@dataclass(frozen=True)
 class SgdSettings(Settings):
     """Settings of SGD beside momentum and weight decay.
 
@@ -253,6 +302,9 @@ class TrainingSettings(Settings):
         updates the model after every few replies.
     selection
         Sampling of a round's clients: ``uniform``, or by ``utility`` per second.
+    secure_aggregation
+        ``secagg_plus`` or ``pairwise``: the server learns the sum of a round's updates
+        and no single update. Null: it receives the updates.
     """
 
     num_rounds: PositiveInt = 50
@@ -274,6 +326,7 @@ class TrainingSettings(Settings):
     devices: DeviceSettings | None = None
     timing: Timing = SynchronousTiming()
     selection: Selection = UniformSelection()
+    secure_aggregation: SecureAggregation | None = None
 
     def learning_rate_at(self, server_round: int, base: float | None = None) -> float:
         """Return the learning rate in a round (from 1); ``base`` replaces the rate."""

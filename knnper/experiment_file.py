@@ -343,6 +343,9 @@ def to_document(experiment: Experiment) -> dict[str, Any]:
     document = {name: plain(getattr(experiment, name)) for name in SECTIONS}
     if experiment.own_code is None:
         del document["own_code"]
+    # Absent, so that documents and identities of other experiments stay as they were.
+    if experiment.training.secure_aggregation is None:
+        del document["training"]["secure_aggregation"]
     return document
 
 

@@ -133,6 +133,11 @@ class Code(Enum):
         "bad_request",
         "the request is not for this client, or comes from another version of knnper",
     )
+    SECURE_AGGREGATION = (
+        "secure_aggregation",
+        "a request of secure aggregation does not fit the round, or asks for more than "
+        "the sum of the updates",
+    )
     OTHER_MODEL = (
         "other_model",
         "the model that arrived is not the one that the server announced: damaged on "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from knnper.secure.messages import MaskRequest
 from knnper.transport.messages import Purpose
 
 
@@ -37,6 +38,8 @@ class Request(_OfClients):
     server_round
         Round of a training: the one after the payload's model; 0 for the round of the
         step, in which the update counts.
+    masking
+        Asks for the masked update, in a training with secure aggregation.
     """
 
     payload: object
@@ -44,6 +47,7 @@ class Request(_OfClients):
     seen: bool = True
     state_rounds: tuple[int, ...] = ()
     server_round: int = 0
+    masking: MaskRequest | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import Flat, is_same, unflatten
+from knnper.secure.messages import SecureReply
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.task_size import TaskSize
 from knnper.strategies.core.evaluation import ClientResults, Validation
@@ -53,6 +54,8 @@ class Packer:
         records = {"payload": request.payload}
         if request.reference is not None:
             records["reference"] = request.reference
+        if request.masking is not None:
+            records["masking"] = request.masking
         return {name: self._pack(name, record) for name, record in records.items()}
 
     def answered(self, records: dict[str, Packed]) -> None:
@@ -276,6 +279,7 @@ class FlowerFederation(Federation):
             Purpose.TRAIN: self.update_type,
             Purpose.VALIDATE: Validation,
             Purpose.PERSONALIZE: ClientResults,
+            Purpose.SECURE: SecureReply,
         }
         if flat is not None:
             return unflatten(answers[purpose], flat)

@@ -14,6 +14,7 @@ from typing import Any
 from knnper.errors import RunError, printable
 from knnper.experiment import BufferedTiming, UtilitySelection, is_timed_by_clients
 from knnper.records import canonical, fingerprint
+from knnper.secure.server import TooFewClientsError
 from knnper.server.checkpoints import (
     Checkpoint,
     CheckpointFolder,
@@ -44,6 +45,7 @@ from knnper.server.screening import (
     agreements,
     find_suspects,
 )
+from knnper.server.secure_rounds import SecureRounds
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
 from knnper.strategies.core.assembly import Assembly
@@ -127,6 +129,11 @@ class RoundLoop:
         # By round, the models after it with which clients train: the last, and some
         # before.
         self._models: dict[int, Checkpoint] = {}
+        self._secure_rounds = (
+            SecureRounds(assembly, federation)
+            if self.training.secure_aggregation is not None
+            else None
+        )
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
@@ -337,16 +344,23 @@ class RoundLoop:
         requests = self._requests(history, server_round, versions, checks, tally)
         keep_rounds = self.checkpoints.rounds_for_clients()
         step = Step(Purpose.TRAIN, server_round, keep_rounds)
-        if known is None:
-            replies = self.federation.exchange(step, requests)
-        else:
-            replies = (known[request.client] for request in requests)
-        usable = checks.usable(replies, tally.fail)
-        accepted = screening.passed(usable, len(versions), tally.fail)
         state = self._models[server_round - 1].state
         try:
-            updates = self._rebase(tally.using(accepted), server_round, versions)
+            if self._secure_rounds is None:
+                if known is None:
+                    replies = self.federation.exchange(step, requests)
+                else:
+                    replies = (known[request.client] for request in requests)
+                usable = checks.usable(replies, tally.fail)
+                accepted = screening.passed(usable, len(versions), tally.fail)
+                updates = self._rebase(tally.using(accepted), server_round, versions)
+            else:
+                updates = self._secure_rounds.updates(
+                    step, list(requests), weights, tally, num_spare
+                )
             new_state = self._aggregate(state, updates, server_round, tally)
+        except TooFewClientsError as error:
+            raise self._failed(server_round, tally, num_spare, str(error)) from error
         finally:
             for client, reason in tally.failures.items():
                 log.warning(_FAILED, server_round, client, reason)
@@ -426,7 +440,13 @@ class RoundLoop:
             # A method that compares clients cannot do without those that failed.
             raise self._failed(server_round, tally, 0) from error
 
-    def _failed(self, server_round: int, tally: Tally, num_spare: float) -> RunError:
+    def _failed(
+        self,
+        server_round: int,
+        tally: Tally,
+        num_spare: float,
+        problem: str = "more than run.max_failed_fraction allows",
+    ) -> RunError:
         """Return the error of a round in which too many clients failed."""
         total = len(tally.failures) + len(tally.used)
         quoted = [
@@ -437,7 +457,7 @@ class RoundLoop:
         others = f"; and {num_others} more" if num_others else ""
         error = TooManyFailuresError(
             f"round {server_round}: {len(tally.failures)} of {total} clients failed, "
-            f"more than run.max_failed_fraction allows; {'; '.join(quoted)}{others}"
+            f"{problem}; {'; '.join(quoted)}{others}"
         )
         # Most of the round must report divergence: a client may give any reason.
         most = max(num_spare, total / 2)

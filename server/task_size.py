@@ -58,6 +58,7 @@ class TaskSize:
             if waiting and (
                 len(waiting) >= self._size_after(num_before)
                 or waiting[0].server_round != request.server_round
+                or request.masking is not None
                 or not is_same(waiting[0].payload, request.payload)
             ):
                 yield _joined(waiting)

@@ -58,7 +58,8 @@ def _resident_runtime(experiment: str, run_folder: str, session: str) -> ClientR
     """Return this process's runtime; data, model and method are built once."""
     settings = from_json(experiment, experiment_catalogue())
     bench = open_workbench(settings, compute_device(settings.run))
-    if bench.method.client_state_type is not NoState or settings.run.save_predictions:
+    writes = settings.run.save_predictions or settings.training.secure_aggregation
+    if bench.method.client_state_type is not NoState or writes:
         require_same_folder(Path(run_folder), session)
     return runtime_of(bench, Path(run_folder))
 

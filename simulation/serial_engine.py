@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
 from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.errors import KnnPerError, OwnCodeError
 from knnper.records import canonical
+from knnper.secure.messages import SecureRequest
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.transport.messages import Purpose
 
@@ -47,7 +48,13 @@ class SerialFederation(Federation):
                     state_round,
                     step.keep_rounds,
                     step.server_round,
+                    request.masking and canonical(request.masking),
                 )
+            )
+        if step.purpose is Purpose.SECURE:
+            request_record = cast(SecureRequest, payload)
+            return self.runtime.exchange_secrets(
+                clients, request_record, step.server_round
             )
         if step.purpose is Purpose.VALIDATE:
             reference = request.reference and canonical(request.reference)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from knnper.client.runtime import ClientRuntime
+from knnper.client.secure_sums import SecureSums
 from knnper.client.state_store import ClientStateStore
 from knnper.data.catalogue import load_data
 from knnper.data.examples import Dataset
@@ -140,4 +141,5 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         pool=bench.task.pool,
         metrics=computations(run.metrics),
         predictions=RunPredictions(run_folder, split) if run.save_predictions else None,
+        secure_sums=SecureSums.of(bench.experiment, run_folder / CLIENTS),
     )

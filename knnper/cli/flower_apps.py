@@ -243,6 +243,7 @@ def _messenger(
         paces={
             Purpose.TRAIN: Pace(settings.round_timeout_s, train_patience),
             Purpose.VALIDATE: Pace(settings.round_timeout_s, settings.round_patience),
+            Purpose.SECURE: Pace(settings.round_timeout_s, settings.round_patience),
             Purpose.PERSONALIZE: Pace(
                 settings.distribution_timeout_s, settings.round_patience
             ),

@@ -171,6 +171,7 @@ class Purpose(StrEnum):
     PERSONALIZE = "evaluate.personalize"
     INTRODUCE = "query"
     REFUSE = "query.refuse"
+    SECURE = "query.secure"  # a stage of secure aggregation without the update
 
     @property
     def action(self) -> str:

@@ -1,0 +1,335 @@
+"""The client's half of secure aggregation: secrets and a request in, a reply out.
+
+A client refuses what a correct server never asks for:
+
+- keys that are unknown, that two clients share, or that lack its own;
+- fewer neighbours, sealed shares or survivors than the threshold;
+- both kinds of share of one client, which together would unmask its update. As the
+  threshold is more than half of the holders of a secret, honest clients can then not be
+  played off against each other;
+- a request of another execution, or a stage for the second time.
+
+What clients must know alike (round, weights, keys, settings) is part of the text from
+which the keys of pairs are derived. If the server tells two neighbours different
+things, their masks do not cancel, and the sum stays random.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from knnper.secure.messages import (
+    FEWEST_CLIENTS,
+    KeysRequest,
+    MaskRequest,
+    Peer,
+    PublicKeys,
+    RevealedShares,
+    RoundPlan,
+    SealedShares,
+    SecureAggregationError,
+    UnmaskRequest,
+)
+from knnper.secure.primitives import (
+    SECRET_BYTES,
+    expanded_mask,
+    from_hex,
+    new_secret,
+    open_sealed,
+    pair_key,
+    public_key,
+    seal,
+    self_mask,
+    split_secret,
+)
+from knnper.secure.quantization import Words
+
+Stage = Literal["keys", "shares", "masked"]
+
+
+@dataclass(frozen=True)
+class HeldShares:
+    """Shares of another client's two secrets."""
+
+    self_mask: str
+    masking: str
+
+
+@dataclass(frozen=True)
+class ClientSecrets:
+    """What a client keeps between the stages of one execution; it never leaves.
+
+    Attributes
+    ----------
+    stage
+        The last stage that the client has replied to.
+    encryption, masking, self_mask
+        Its secrets.
+    settings
+        The experiment's settings, which all clients must have alike, as text.
+    last_round
+        The last round of a ``pairwise`` execution that the client has masked.
+    plan
+        The round, once it is known.
+    held
+        By number of the owner, the shares that it holds of others and of itself.
+    """
+
+    execution: str
+    settings: str
+    encryption: str
+    masking: str
+    self_mask: str
+    stage: Stage = "keys"
+    last_round: int = 0
+    plan: RoundPlan | None = None
+    held: dict[str, HeldShares] | None = None
+
+
+def make_keys(request: KeysRequest, settings: str) -> tuple[ClientSecrets, PublicKeys]:
+    """Stage 0: make new secrets; return them and their public keys."""
+    encryption, masking, own_mask = new_secret(), new_secret(), new_secret()
+    keys = PublicKeys(public_key(encryption).hex(), public_key(masking).hex())
+    secrets = ClientSecrets(
+        execution=request.execution,
+        settings=settings,
+        encryption=encryption.hex(),
+        masking=masking.hex(),
+        self_mask=own_mask.hex(),
+    )
+    return secrets, keys
+
+
+def share_secrets(
+    secrets: ClientSecrets, plan: RoundPlan
+) -> tuple[ClientSecrets, SealedShares]:
+    """Stage 1: share the secrets of both masks with the neighbours."""
+    _require_stage(secrets, plan.execution, "keys")
+    _require_plan(secrets, plan)
+    if not len(plan.peers) >= plan.threshold > len(plan.peers) / 2:
+        raise SecureAggregationError(
+            f"found a threshold of {plan.threshold} of {len(plan.peers)} clients, "
+            "expected more than half of them"
+        )
+    shares = _shares(secrets, plan)
+    own = shares.pop(plan.own)
+    by_receiver = {
+        number: seal(
+            _encryption_key(secrets, plan, number),
+            bytes.fromhex(held.self_mask + held.masking),
+            _direction(plan.own, number),
+        ).hex()
+        for number, held in shares.items()
+    }
+    known = replace(secrets, stage="shares", plan=plan, held={plan.own: own})
+    return known, SealedShares(by_receiver)
+
+
+def mask(
+    secrets: ClientSecrets, request: MaskRequest, values: Words
+) -> tuple[ClientSecrets, Words]:
+    """Stage 2: mask the encoded update ``values``, shape (d,), against the neighbours.
+
+    y = x + PRG(b) + Σ_{j > i} PRG(s_ij) - Σ_{j < i} PRG(s_ij), modulo 2^32, over the
+    neighbours j that have shared their secrets (Bell et al. 2020, Algorithm 2).
+    """
+    _require_stage(secrets, request.execution, "shares")
+    plan, held = _known(secrets)
+    neighbors = plan.peers.keys() - {plan.own}
+    if not request.sealed.keys() <= neighbors:
+        raise SecureAggregationError("found shares of clients that are no neighbours")
+    if 1 + len(request.sealed) < plan.threshold:
+        raise SecureAggregationError(
+            f"found the shares of {1 + len(request.sealed)} clients, expected "
+            f"{plan.threshold} or more"
+        )
+    received = {
+        number: _opened(secrets, plan, number, sealed)
+        for number, sealed in request.sealed.items()
+    }
+    masked = values + self_mask(bytes.fromhex(secrets.self_mask), len(values))
+    _add_pair_masks(masked, secrets, plan, request.sealed)
+    return replace(secrets, stage="masked", held={**held, **received}), masked
+
+
+def mask_pairwise(
+    secrets: ClientSecrets, plan: RoundPlan, values: Words
+) -> tuple[ClientSecrets, Words]:
+    """Mask an encoded update with pairwise masks alone, which all clients must do.
+
+    ``plan.execution`` is that of the keys, then a colon and the number of the attempt,
+    which must be larger than the last one: no mask is used twice.
+    """
+    execution, _, attempt = plan.execution.rpartition(":")
+    _require_stage(secrets, execution, "keys")
+    if not attempt.isdecimal() or int(attempt) <= secrets.last_round:
+        raise SecureAggregationError(
+            f"found attempt {attempt[:20]!r}, expected one after {secrets.last_round}"
+        )
+    _require_plan(secrets, plan)
+    if len(plan.peers) != plan.num_clients:
+        raise SecureAggregationError(
+            f"found the keys of {len(plan.peers)} clients, expected {plan.num_clients}"
+        )
+    masked = values.copy()
+    _add_pair_masks(masked, secrets, plan, plan.peers.keys() - {plan.own})
+    return replace(secrets, last_round=int(attempt)), masked
+
+
+def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
+    """Stage 3: reveal one share for each client: of its self-mask, or of its pairs'.
+
+    The caller erases ``secrets`` before the reply leaves.
+    """
+    _require_stage(secrets, request.execution, "masked")
+    plan, held = _known(secrets)
+    survivors, dropped = set(request.survivors), set(request.dropped)
+    if survivors & dropped:
+        raise SecureAggregationError(
+            "found a client both among the survivors and the dropped: its two shares "
+            "together would unmask its update"
+        )
+    if plan.own not in survivors or (survivors | dropped) != held.keys():
+        raise SecureAggregationError(
+            "expected this client and all from whom it has shares as survivors or "
+            "dropped, found others"
+        )
+    if len(survivors) < plan.threshold:
+        raise SecureAggregationError(
+            f"found {len(survivors)} survivors, expected {plan.threshold} or more"
+        )
+    return RevealedShares(
+        {number: held[number].self_mask for number in sorted(survivors)},
+        {number: held[number].masking for number in sorted(dropped)},
+    )
+
+
+def relative_weight(plan: RoundPlan, num_examples: int) -> float:
+    """Return the factor on the update of a client with so many training examples."""
+    weight = plan.peers[plan.own].weight if plan.own in plan.peers else 0
+    if not 1 <= weight <= min(num_examples, plan.largest_weight):
+        raise SecureAggregationError(
+            f"found a weight of {weight} for a client of {num_examples} examples"
+        )
+    return weight / plan.largest_weight
+
+
+def digest_of_sum(plan: RoundPlan, request: UnmaskRequest) -> str:
+    """Return a fingerprint of the clients in a sum, as far as this client knows them.
+
+    With it a client notices that a round is summed again over other clients: the
+    difference of the two sums would be an update.
+    """
+    clients = [plan.own, plan.num_clients, sorted(request.survivors)]
+    return hashlib.sha256(json.dumps(clients).encode()).hexdigest()
+
+
+def _require_stage(secrets: ClientSecrets, execution: str, stage: Stage) -> None:
+    if (secrets.execution, secrets.stage) != (execution, stage):
+        raise SecureAggregationError(
+            f"found a request after the stage {stage!r} of execution {execution[:40]!r}"
+            f", expected one after {secrets.stage!r} of {secrets.execution!r}"
+        )
+
+
+def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
+    """Reject a plan that a correct server would not make."""
+    own = plan.peers.get(plan.own)
+    if not all(number.isdecimal() for number in plan.peers):
+        raise SecureAggregationError("found clients without a number")
+    keys = [
+        public_key(bytes.fromhex(secret)).hex()
+        for secret in (secrets.encryption, secrets.masking)
+    ]
+    if own is None or [own.encryption, own.masking] != keys:
+        raise SecureAggregationError("expected this client's own keys, found others")
+    of_peers = plan.peers.values()
+    all_keys = [peer.encryption for peer in of_peers] + [
+        peer.masking for peer in of_peers
+    ]
+    if len(set(all_keys)) < len(all_keys):
+        raise SecureAggregationError("found a key twice, expected keys that differ")
+    if len(plan.peers) < FEWEST_CLIENTS:
+        raise SecureAggregationError(
+            f"found {len(plan.peers)} clients, expected {FEWEST_CLIENTS} or more"
+        )
+    if not all(1 <= peer.weight <= plan.largest_weight for peer in of_peers):
+        raise SecureAggregationError(
+            f"found a weight outside 1 to {plan.largest_weight}"
+        )
+
+
+def _known(secrets: ClientSecrets) -> tuple[RoundPlan, dict[str, HeldShares]]:
+    if secrets.plan is None or secrets.held is None:
+        raise SecureAggregationError("expected a round that has begun")
+    return secrets.plan, secrets.held
+
+
+def _shares(secrets: ClientSecrets, plan: RoundPlan) -> dict[str, HeldShares]:
+    """Split this client's secrets; the holders in the order of their numbers."""
+    holders = sorted(plan.peers, key=int)
+    own_mask, masking = (
+        split_secret(bytes.fromhex(secret), plan.threshold, holders)
+        for secret in (secrets.self_mask, secrets.masking)
+    )
+    return {
+        number: HeldShares(own_mask[number].hex(), masking[number].hex())
+        for number in holders
+    }
+
+
+def _opened(
+    secrets: ClientSecrets, plan: RoundPlan, sender: str, sealed: str
+) -> HeldShares:
+    key = _encryption_key(secrets, plan, sender)
+    shares = open_sealed(key, from_hex(sealed), _direction(sender, plan.own))
+    if len(shares) != 2 * SECRET_BYTES:
+        raise SecureAggregationError(f"found shares of {len(shares)} bytes")
+    return HeldShares(shares[:SECRET_BYTES].hex(), shares[SECRET_BYTES:].hex())
+
+
+def _add_pair_masks(
+    masked: Words, secrets: ClientSecrets, plan: RoundPlan, others: Iterable[str]
+) -> None:
+    secret = bytes.fromhex(secrets.masking)
+    for number in others:
+        other = from_hex(plan.peers[number].masking)
+        key = pair_key(secret, other, pair_purpose(secrets.settings, plan, number))
+        stream = expanded_mask(key, len(masked))
+        if int(plan.own) < int(number):
+            np.add(masked, stream, out=masked)
+        else:
+            np.subtract(masked, stream, out=masked)
+
+
+def _encryption_key(secrets: ClientSecrets, plan: RoundPlan, number: str) -> bytes:
+    other = from_hex(plan.peers[number].encryption)
+    purpose = b"shares, " + pair_purpose(secrets.settings, plan, number)
+    return pair_key(bytes.fromhex(secrets.encryption), other, purpose)
+
+
+def pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
+    """Return what two clients must know alike for a key in common, as a digest."""
+
+    def described(number: str) -> list[str | int]:
+        peer: Peer = plan.peers[number]
+        return [number, peer.encryption, peer.masking, peer.weight]
+
+    known = [
+        settings,
+        plan.execution,
+        plan.server_round,
+        plan.num_clients,
+        plan.largest_weight,
+        plan.threshold,
+        *(described(number) for number in sorted((plan.own, number), key=int)),
+    ]
+    return hashlib.sha256(json.dumps(known).encode()).digest()
+
+
+def _direction(sender: str, receiver: str) -> bytes:
+    return f"from {sender} to {receiver}".encode()

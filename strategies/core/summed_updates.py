@@ -1,0 +1,121 @@
+"""Updates for secure aggregation: a client's differences as one vector, to be summed.
+
+The client's runtime masks the vector before it leaves. The server, which gets a sum of
+such vectors, makes one update of it that stands for the round.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from knnper.errors import CodecError, Problem
+from knnper.experiment import Experiment, SynchronousTiming
+from knnper.records import Parts, put_together, take_apart
+from knnper.seeding import RandomKey
+from knnper.strategies.core.mean_update import differences, synthetic_update
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.processing import UpdateProcessor
+from knnper.strategies.core.records import Record
+
+
+@dataclass(frozen=True)
+class SummedUpdate(Record):
+    """A method's update as one vector.
+
+    Attributes
+    ----------
+    structure
+        Of the method's update, by `take_apart`.
+    shapes
+        Of its tensors, by path.
+    values
+        The differences from the payload, shape (d,). On the wire it is their encoded
+        and masked form, whose 32-bit words are viewed as float32.
+    """
+
+    num_examples: int
+    train_loss: float
+    structure: str
+    shapes: dict[str, tuple[int, ...]]
+    values: Tensor
+
+
+class SummedUpdates(UpdateProcessor):
+    """Turns updates into vectors, and the mean of a round's vectors into an update."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.update_type = SummedUpdate
+
+    @override
+    def process(
+        self,
+        payload: Any,
+        update: Any,
+        client_state: Any,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[SummedUpdate, None]:
+        # A site may withhold these two figures, so the structure must not hold them.
+        parts = take_apart(replace(update, num_examples=1, train_loss=math.nan))
+        shapes = {path: tuple(tensor.shape) for path, tensor in parts.tensors.items()}
+        summed = SummedUpdate(
+            num_examples=update.num_examples,
+            train_loss=update.train_loss,
+            structure=parts.structure,
+            shapes=shapes,
+            values=differences(self.method, payload, update),
+        )
+        return summed, None
+
+    def update_of_mean(
+        self, payload: Any, summed: SummedUpdate, mean_difference: Tensor
+    ) -> Any:
+        """Return the update that differs from the payload by a mean of shape (d,).
+
+        ``summed``: of any client of the round, for the names and shapes. Raises
+        CodecError if the update is invalid.
+        """
+        empty = {
+            path: torch.zeros(1).expand(shape) for path, shape in summed.shapes.items()
+        }
+        parts = Parts(empty, summed.structure)
+        template = put_together(self.method.update_type, parts)
+        problem = self.update_problem and self.update_problem(payload, template)
+        if problem:
+            raise CodecError(problem)
+        return synthetic_update(self.method, payload, template, mean_difference)
+
+
+def secure_problems(experiment: Experiment, method: type[Method]) -> Iterable[Problem]:
+    """Yield what secure aggregation cannot be combined with."""
+    training = experiment.training
+    if training.secure_aggregation is None:
+        return
+    place = "training.secure_aggregation"
+    if not method.takes_mean:
+        yield Problem(
+            place,
+            f"found {method.title}, whose server half needs the single updates of "
+            "clients; expected a method whose server takes their mean, such as fedavg "
+            "or knn_per, or null",
+        )
+    if training.compression is not None:
+        yield Problem(
+            "training.compression",
+            f"found {training.compression.name} with secure aggregation, which adds up "
+            "encoded numbers of one fixed size; set it to null, or lower "
+            "training.secure_aggregation.bits",
+        )
+    if training.timing != SynchronousTiming():
+        yield Problem(
+            "training.timing",
+            "found a round that does not wait for its clients, expected synchronous "
+            "without over_selection and deadline_s: the clients of a masked sum are "
+            "fixed before they train",
+        )

@@ -1,0 +1,264 @@
+"""Rounds with secure aggregation over the serial engine, with replies that are lost."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.client.secure_sums import SECURE
+from knnper.errors import ConfigError, RunError
+from knnper.experiment_file import load_experiment, results_identity, to_document
+from knnper.secure.messages import (
+    KeysRequest,
+    RoundPlan,
+    SecureRequest,
+    UnmaskRequest,
+)
+from knnper.server.checkpoints import CheckpointFolder
+from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.server.observer import RoundRecord
+from knnper.server.rounds import RoundLoop, TooManyFailuresError, untrained
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.serial_engine import SerialFederation
+from knnper.simulation.workbench import CLIENTS, Workbench, open_workbench, runtime_of
+from knnper.transport.messages import Purpose
+
+DOCUMENT: dict[str, Any] = {
+    "name": "secure",
+    "data": {"name": "digits"},
+    "partition": {"name": "dirichlet", "num_clients": 5, "alpha": 0.5},
+    "model": {"name": "tiny_cnn", "embedding_dim": 8},
+    "training": {"num_rounds": 2, "batch_size": 32, "learning_rate": 0.05},
+    "method": {"name": "fedavg"},
+    "run": {"seed": 0, "engine": "serial"},
+}
+NAMES = ("0000", "0001", "0002", "0003", "0004")
+Stage = type | None
+STAGES: Mapping[str, Stage] = {
+    "keys": KeysRequest,
+    "shares": RoundPlan,
+    "masked": None,
+    "unmask": UnmaskRequest,
+}
+
+
+def bench_of(secure_aggregation: object, **training: object) -> Workbench:
+    section = {
+        **DOCUMENT["training"],
+        "secure_aggregation": secure_aggregation,
+        **training,
+    }
+    document = {**DOCUMENT, "training": section}
+    return open_workbench(load_experiment(document, experiment_catalogue()))
+
+
+@pytest.fixture(scope="module")
+def plain_bench() -> Workbench:
+    return bench_of(None)
+
+
+@pytest.fixture(scope="module")
+def secure_bench() -> Workbench:
+    return bench_of({"name": "secagg_plus"})
+
+
+@pytest.fixture(scope="module")
+def pairwise_bench() -> Workbench:
+    return bench_of({"name": "pairwise"})
+
+
+@dataclasses.dataclass
+class LosingReplies(Federation):
+    """Forwards requests to a federation, and loses some replies of one round.
+
+    ``lost``: by client, the stage of its reply.
+    """
+
+    inner: Federation
+    lost: Mapping[str, Stage]
+    at_round: int = 1
+    num_trainings: int = 0
+
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+        for request in requests:
+            self.num_trainings += step.purpose is Purpose.TRAIN
+            (reply,) = self.inner.exchange(step, [request])
+            payload = request.payload
+            stage = (
+                type(payload.message) if isinstance(payload, SecureRequest) else None
+            )
+            is_lost = self.lost.get(request.client, "no stage") == stage
+            if is_lost and step.server_round == self.at_round:
+                yield Reply(request.clients, None, "the reply was lost")
+            else:
+                yield reply
+
+
+def _federation(
+    bench: Workbench, folder: Path, lost: Mapping[str, Stage]
+) -> LosingReplies:
+    return LosingReplies(SerialFederation(runtime_of(bench, folder)), lost)
+
+
+def _train(
+    bench: Workbench, federation: Federation, folder: Path
+) -> tuple[torch.Tensor, list[RoundRecord]]:
+    records: list[RoundRecord] = []
+    checkpoints = CheckpointFolder(
+        folder / "checkpoints", results_identity(bench.experiment)
+    )
+    loop = RoundLoop(bench, federation, bench.roster, checkpoints, records.append)
+    trained = loop.train(untrained(bench, bench.roster))
+    return trained.state.weights, records
+
+
+def _trained(
+    bench: Workbench, folder: Path, lost: Mapping[str, Stage] | None = None
+) -> tuple[torch.Tensor, list[RoundRecord]]:
+    return _train(bench, _federation(bench, folder, lost or {}), folder)
+
+
+def _require_close(secure: torch.Tensor, plain: torch.Tensor) -> None:
+    """Numbers are rounded to steps of 2^-19; the second round amplifies that."""
+    assert 0 < float((secure - plain).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "none"])
+def test_trained_model_is_that_of_the_clients_in_the_sum(
+    plain_bench: Workbench, secure_bench: Workbench, tmp_path: Path, stage: str
+) -> None:
+    lost = {"0001": STAGES[stage]} if stage in STAGES else {}
+    weights, records = _trained(secure_bench, tmp_path / "secure", lost)
+    # The update of a client that is lost only when the sum is unmasked counts.
+    is_missing = stage in ("keys", "shares", "masked")
+    plain, _ = _trained(
+        plain_bench, tmp_path / "plain", {"0001": None} if is_missing else {}
+    )
+    _require_close(weights, plain)
+    assert [record["num_failed"] for record in records] == [int(is_missing), 0]
+    assert [record["num_clients"] for record in records] == [5 - is_missing, 5]
+
+
+def test_drop_outs_beyond_the_threshold_end_the_run(
+    secure_bench: Workbench, tmp_path: Path
+) -> None:
+    for stage in STAGES:
+        lost = dict.fromkeys(NAMES[:3], STAGES[stage])
+        with pytest.raises(TooManyFailuresError, match="nothing was learned") as raised:
+            _trained(secure_bench, tmp_path / stage, lost)
+        assert stage == "unmask" or "the reply was lost" in str(raised.value)
+
+
+def test_round_is_summed_again_only_over_the_same_clients(
+    secure_bench: Workbench, tmp_path: Path
+) -> None:
+    _trained(secure_bench, tmp_path)
+    _trained(secure_bench, tmp_path)
+    with pytest.raises(TooManyFailuresError, match="revealed"):
+        _trained(secure_bench, tmp_path, {"0001": None})
+
+
+def test_secrets_are_erased_after_each_round(
+    secure_bench: Workbench, tmp_path: Path
+) -> None:
+    _trained(secure_bench, tmp_path)
+    files = list((tmp_path / CLIENTS / SECURE).iterdir())
+    assert len(files) == 5
+    for file in files:
+        text = file.read_text()
+        assert text.startswith('{"secrets":null,"sums":{"1":')
+        assert file.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("stage", ["keys", "masked"])
+def test_pairwise_round_is_repeated_without_a_missing_client(
+    plain_bench: Workbench, pairwise_bench: Workbench, tmp_path: Path, stage: str
+) -> None:
+    federation = _federation(
+        pairwise_bench, tmp_path / "pairwise", {"0001": STAGES[stage]}
+    )
+    weights, records = _train(pairwise_bench, federation, tmp_path / "pairwise")
+    plain, _ = _trained(plain_bench, tmp_path / "plain", {"0001": None})
+    _require_close(weights, plain)
+    assert [record["num_failed"] for record in records] == [1, 0]
+    # 5 that train and 4 again, or 4 with keys; then 5 in the second round.
+    assert federation.num_trainings == (14 if stage == "masked" else 9)
+
+
+def test_both_protocols_yield_the_same_bits(
+    secure_bench: Workbench, pairwise_bench: Workbench, tmp_path: Path
+) -> None:
+    first, _ = _trained(secure_bench, tmp_path / "secagg_plus")
+    second, _ = _trained(pairwise_bench, tmp_path / "pairwise")
+    assert torch.equal(first, second)
+
+
+def test_update_leaves_only_masked(secure_bench: Workbench, tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class WithoutMasks(Federation):
+        inner: Federation
+
+        def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+            plain = (dataclasses.replace(each, masking=None) for each in requests)
+            return self.inner.exchange(step, plain)
+
+    inner = SerialFederation(runtime_of(secure_bench, tmp_path))
+    with pytest.raises(TooManyFailuresError, match="no request to mask the update"):
+        _train(secure_bench, WithoutMasks(inner), tmp_path)
+
+
+def test_round_of_two_clients_is_refused(tmp_path: Path) -> None:
+    bench = bench_of({"name": "secagg_plus"}, participation=0.4)
+    with pytest.raises(
+        RunError, match="found 2 clients in a round, expected 3 to 4096"
+    ):
+        _trained(bench, tmp_path)
+
+
+def test_other_settings_give_no_sum(secure_bench: Workbench, tmp_path: Path) -> None:
+    """Clients with other settings than the server derive other keys."""
+    runtime = runtime_of(secure_bench, tmp_path)
+    assert runtime.secure_sums is not None
+    settings = dataclasses.replace(runtime.secure_sums.settings, bits=19)
+    sums = dataclasses.replace(runtime.secure_sums, settings=settings)
+    federation = LosingReplies(
+        SerialFederation(dataclasses.replace(runtime, secure_sums=sums)),
+        {"0001": None},
+    )
+    with pytest.raises(RunError, match="damaged"):
+        _train(secure_bench, federation, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({"method.name": "scaffold"}, ["SCAFFOLD"]),
+        ({"method.name": "krum"}, ["Krum"]),
+        ({"training.compression": {"name": "sign"}}, ["compression"]),
+        ({"training.timing": {"name": "buffered"}}, ["timing"]),
+        (
+            {"method.name": "krum", "training.compression": {"name": "sign"}},
+            ["Krum", "compression"],
+        ),
+        ({"training.secure_aggregation.threshold": 0.5}, ["threshold"]),
+    ],
+)
+def test_conflicting_settings_are_refused(
+    changes: Mapping[str, object], problems: list[str]
+) -> None:
+    training = {**DOCUMENT["training"], "secure_aggregation": {"name": "secagg_plus"}}
+    document = {**DOCUMENT, "training": training}
+    overrides = [f"{key}={value}" for key, value in changes.items()]
+    with pytest.raises(ConfigError) as raised:
+        load_experiment(document, experiment_catalogue(), overrides)
+    assert len(raised.value.problems) == len(problems)
+    for problem, expected in zip(raised.value.problems, problems, strict=True):
+        assert expected in str(problem)
+
+
+def test_documents_without_secure_aggregation_do_not_name_it() -> None:
+    experiment = load_experiment(DOCUMENT, experiment_catalogue())
+    assert "secure_aggregation" not in to_document(experiment)["training"]
