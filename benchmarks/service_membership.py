@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
+from torch import Tensor
 
 from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.served_model import ServedModel, open_served
@@ -34,6 +34,8 @@ from knnper.data.site_data import NamedExamples, SiteData
 from knnper.data.site_task import SiteTask
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
+from knnper.simulation.audit.figures import area_under_curve
+from knnper.simulation.audit.membership import Memory
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.assembly import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
@@ -41,10 +43,13 @@ from knnper.strategies.core.training import local_sgd
 
 NUM_TRAIN, NUM_STORED, NUM_VALIDATION = 300, 400, 200
 SITE = SiteTask(InputSpec((8, 8, 1), 10, (0.3,), (0.38,)), CLASS_NAMES)
-SCOPES: dict[str, Caller] = {
-    "predict": Caller("attacker", frozenset[Scope](("predict",))),
-    "probabilities": Caller("attacker", frozenset[Scope](("predict", "probabilities"))),
-    "neighbors": EVERYBODY,
+PREDICT = Caller("attacker", frozenset[Scope](("predict",)))
+PROBABILITIES = Caller("attacker", frozenset[Scope](("predict", "probabilities")))
+# The caller and the attack of each scope.
+SCOPES: dict[str, tuple[Caller, str]] = {
+    "predict": (PREDICT, "labels"),
+    "probabilities": (PROBABILITIES, "probabilities"),
+    "neighbors": (EVERYBODY, "neighbors"),
 }
 
 
@@ -74,7 +79,7 @@ def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
     public, stored, others, validation = drawn(key, noise)
     model = trained(public, key)
     queries = stored.join(others)
-    is_stored = torch.arange(len(queries)) < len(stored)
+    is_stored = np.arange(len(queries)) < len(stored)
     with tempfile.TemporaryDirectory(prefix="knnper-membership-") as folder:
         site_state = SiteState(Path(folder), "site")
         site_data = SiteData(
@@ -86,10 +91,13 @@ def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
         site_state.install(model, site_data, took_part=False)
         with closing(open_served(site_state)) as served:
             return {
-                scope: float(
-                    roc_auc_score(is_stored, scores(served, queries, caller, digits))
-                )
-                for scope, caller in SCOPES.items()
+                scope: area_under_curve(scores[is_stored], scores[~is_stored]).value
+                for scope, (caller, attack) in SCOPES.items()
+                for scores in [
+                    memory_of(served, caller, digits).attack(
+                        queries, key, lambda _: None
+                    )[attack]
+                ]
             }
 
 
@@ -110,33 +118,30 @@ def drawn(key: RandomKey, noise: float) -> list[Examples]:
     return parts
 
 
-def scores(
-    served: ServedModel, queries: Examples, caller: Caller, digits: int | None
-) -> list[float]:
-    """Score each answer; a higher score suggests a stored example."""
-    names = served.model.class_names
-    document = as_json(caller, predictions_of(served.predict(queries.images), names))
-    answers = Predictions.model_validate_json(document).predictions
-    alone = served.model.head(served.model.embed(queries.images))
-    weight = served.serving.knn_weight
-    rows = zip(answers, queries.labels.tolist(), alone.tolist(), strict=True)
-    return [
-        score(answer, label, model_probabilities[label], weight, digits)
-        for answer, label, model_probabilities in rows
-    ]
+def memory_of(served: ServedModel, caller: Caller, digits: int | None) -> Memory:
+    """Return the memory as a caller meets it."""
 
+    def ask(inputs: Tensor) -> list[InputPrediction]:
+        names = served.model.class_names
+        document = as_json(caller, predictions_of(served.predict(inputs), names))
+        answers = Predictions.model_validate_json(document).predictions
+        for answer in answers:
+            if answer.probabilities is not None and digits is not None:
+                shown = answer.probabilities.items()
+                answer.probabilities = {name: round(p, digits) for name, p in shown}
+        return answers
 
-def score(
-    answer: InputPrediction, label: int, alone: float, weight: float, digits: int | None
-) -> float:
-    """Score one answer, given the model's probability ``alone`` of its label."""
-    if answer.neighbors is not None:
-        return -min(neighbor.distance for neighbor in answer.neighbors)
-    if answer.probabilities is not None:
-        served = list(answer.probabilities.values())[label]
-        rounded = served if digits is None else round(served, digits)
-        return rounded - (1 - weight) * alone
-    return float(answer.label == label) - alone
+    model, serving = served.model, served.serving
+    return Memory(
+        ask,
+        model.embed,
+        model.head,
+        serving.knn_weight,
+        serving.num_neighbors,
+        serving.kernel,
+        serving.kernel_scale,
+        len(served.store),
+    )
 
 
 def trained(examples: Examples, key: RandomKey) -> GlobalModel:

@@ -22,7 +22,6 @@ from knnper.experiment import Experiment
 from knnper.experiment_file import load_experiment, read_experiment, to_document
 from knnper.predictions import FILE, require_arrow
 from knnper.process import import_extra, with_fixed_threads
-from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import RunFolder
 from knnper.settings import nearest
@@ -33,9 +32,8 @@ from knnper.simulation.experiments import find_experiment
 from knnper.simulation.origin import inputs_of, keep_inputs, sign
 from knnper.simulation.partition.split import MOST_DRAWN
 from knnper.simulation.reports.finished_run import GROUPS, load_run
-from knnper.simulation.serial_engine import SerialFederation
-from knnper.simulation.trained_model import ended_run, find_model
-from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
+from knnper.simulation.trained_model import client_predictor, ended_run, find_model
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.catalogue import without_start
 from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.predictors import Predictor
@@ -307,27 +305,9 @@ class Run:
             If the client is unknown, or the run is not done.
         """
         with _threads_kept():
-            last = ended_run(self.path).last
-            bench = self._bench
-            name = _name_of(client, bench, self.path)
-            size = bench.roster.sizes()[name]
-            predictors = list[Predictor]()
-            runtime = replace(
-                runtime_of(bench, self.path),
-                keep=lambda served: predictors.append(served.predictor),
-                # The run has evaluated the client and kept its predictions.
-                metrics={},
-                predictions=None,
-            )
-            distribution = ModelDistribution(
-                bench.method,
-                SerialFederation(runtime),
-                bench.key,
-                titles={name: client},
-            )
-            seen = bench.roster.seen()
-            list(distribution.personalize(last, {name: size}, seen, ()))
-        return predictors[0]
+            ended = replace(ended_run(self.path), bench=self._bench)
+            name = _name_of(client, self._bench, self.path)
+            return client_predictor(ended, name)
 
     def data(self, client: str) -> ClientData:
         """Return a client's training and validation splits."""

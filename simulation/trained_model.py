@@ -13,11 +13,13 @@ from knnper.experiment import Experiment
 from knnper.models import with_local_files
 from knnper.own import Door, local_door
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
+from knnper.server.distribution import ModelDistribution
 from knnper.server.run_folder import EXPERIMENT, RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.clients import Partition
 from knnper.simulation.partition.split import fingerprint
-from knnper.simulation.workbench import Workbench, open_workbench
+from knnper.simulation.serial_engine import SerialFederation
+from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
 from knnper.strategies.catalogue import OpenDoor, without_start
 from knnper.strategies.core.exported_model import (
     GlobalModel,
@@ -29,6 +31,7 @@ from knnper.strategies.core.exported_model import (
     read_model,
     require_global_model,
 )
+from knnper.strategies.core.predictors import Predictor
 
 MODEL = "model"  # the folder of the model in a federation's run
 
@@ -147,6 +150,28 @@ def ended_with(
             f"{folder.checkpoints}, found {present}; bring it back, or run again"
         )
     return EndedRun(folder, experiment, bench, identity, last)
+
+
+def client_predictor(ended: EndedRun, client: str) -> Predictor:
+    """Return a client's predictor, personalised from the last state as in the run.
+
+    It takes the inputs of the run's workbench.
+    """
+    bench, names = ended.bench, ended.bench.roster
+    predictors = list[Predictor]()
+    runtime = replace(
+        runtime_of(bench, ended.folder.path),
+        keep=lambda served: predictors.append(served.predictor),
+        # The run has evaluated the client and kept its predictions.
+        metrics={},
+        predictions=None,
+    )
+    distribution = ModelDistribution(
+        bench.method, SerialFederation(runtime), bench.key, titles=names.titles()
+    )
+    sizes = {client: names.sizes()[client]}
+    list(distribution.personalize(ended.last, sizes, names.seen(), ()))
+    return predictors[0]
 
 
 def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:

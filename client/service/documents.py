@@ -173,6 +173,7 @@ def predictions_of(prediction: Prediction, class_names: Sequence[str]) -> Predic
     """Build the document of the predictions for n inputs."""
     vote = prediction.vote
     near = prediction.vote.neighbors
+    names = near.names or [[None] * near.ids.shape[1]] * len(near.ids)
     labels: list[int] = prediction.labels.tolist()
 
     def by_class(probabilities: Tensor | None) -> Sequence[ByClass]:
@@ -197,7 +198,7 @@ def predictions_of(prediction: Prediction, class_names: Sequence[str]) -> Predic
         ]
         for columns in zip(
             near.ids.tolist(),
-            near.names,
+            names,
             near.labels.tolist(),
             near.squared_distances.sqrt().tolist(),
             vote.weights.tolist(),

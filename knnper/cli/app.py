@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 import knnper
+from knnper.cli.audit import audit
 from knnper.cli.batches import compare, report, sweep
 from knnper.cli.choices import list_choices
 from knnper.cli.errors import ErrorReportingGroup
@@ -44,7 +45,7 @@ def root(
     """Personalised federated learning through local memorisation (kNN-Per)."""
 
 
-for _command in (init, simulate, sweep, compare, report, partition):
+for _command in (init, simulate, sweep, compare, report, audit, partition):
     app.command()(_command)
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from knnper.metrics import ACCURACY
+from knnper.simulation.audit.audit import FILE, read_audit
 from knnper.simulation.reports.accuracy_table import (
     ModelRow,
     degraded_columns,
     table_of,
     table_of_group,
 )
+from knnper.simulation.reports.audit_section import audit_table
 from knnper.simulation.reports.finished_run import GROUPS, FinishedRun, find_runs
 from knnper.simulation.reports.picture import MOST_SHOWN
 from knnper.simulation.reports.provenance import (
@@ -155,6 +157,16 @@ class Report:
     def environments(self) -> list[str]:
         """The versions and machines of the runs."""
         return environments(self._runs)
+
+    @property
+    def audits(self) -> list[Table]:
+        """A table for each run with a record of `knnper audit` in its folder."""
+        records = ((run, read_audit(run.path / FILE)) for run in self._runs)
+        return [
+            audit_table(record, f"Audit of {run.name}, {record.date[:10]}")
+            for run, record in records
+            if record is not None
+        ]
 
     @property
     def _runs(self) -> list[FinishedRun]:

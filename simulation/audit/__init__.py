@@ -1,0 +1,1 @@
+"""Measured leakage: attacks on runs, updates and memories, with intervals."""

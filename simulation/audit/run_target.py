@@ -1,0 +1,353 @@
+"""Attacks on a finished simulation.
+
+Every client has the global model, users of a client's service query its memory, and the
+server sees updates.
+"""
+
+import functools
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from knnper.client.service.documents import InputPrediction, predictions_of
+from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.datastore.prediction import KnnPredictor, NeighborClassifier
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.server.checkpoints import CheckpointFolder
+from knnper.server.roster import Roster
+from knnper.server.rounds import RoundLoop, untrained
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.audit.audit import OnStep, Target, sampled
+from knnper.simulation.audit.figures import AttackResult, Scores, membership_result
+from knnper.simulation.audit.membership import (
+    LIRA,
+    MEMORY_ATTACKS,
+    Memory,
+    confidence_logits,
+    lira_scores,
+)
+from knnper.simulation.audit.reconstruction import (
+    ANALYTIC,
+    GRADIENT_MATCHING,
+    ObservedUpdate,
+    analytic_inputs,
+    matched_inputs,
+    psnr_of_nearest,
+    reconstruction_result,
+)
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.serial_engine import SerialFederation
+from knnper.simulation.trained_model import EndedRun, client_predictor, ended_with
+from knnper.simulation.virtual_clients import VirtualClients
+from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
+from knnper.strategies.core.mean_update import differences
+from knnper.strategies.core.method import UNSEEN_CLIENT
+from knnper.strategies.core.predictors import Predictor
+
+_MOST_QUERIES = 1000  # of stored and of test examples, of all clients together
+_NUM_SINGLE = 16  # updates of one example
+_MOST_FIRST = 20  # clients whose first update is attacked
+_MOST_PARAMETERS = 1_000_000  # of a model whose gradients are matched
+_FIRST, _SINGLE = "first update of a client", "update of one example"
+
+
+@dataclass(frozen=True)
+class _OtherTraining(VirtualClients):
+    """The clients of a simulation with other training splits."""
+
+    train: Mapping[str, Examples]
+
+    @override
+    def data(self, client: str) -> ClientData:
+        return ClientData(self.train[client], super().data(client).validation)
+
+
+@dataclass(frozen=True)
+class RunTarget(Target):
+    """A finished simulation; made by `open_run`.
+
+    ``num_shadows``: models that LiRA trains, an even number.
+    """
+
+    ended: EndedRun
+    num_shadows: int
+
+    kind = "run"
+    attacks = (LIRA, *MEMORY_ATTACKS, ANALYTIC, GRADIENT_MATCHING)
+
+    @property
+    def bench(self) -> Workbench:
+        """The experiment with its clients."""
+        return self.ended.bench
+
+    @functools.cached_property
+    def trainable(self) -> list[str]:
+        """The clients that take part in training, sorted."""
+        return sorted(self.bench.roster.trainable())
+
+    @property
+    @override
+    def facts(self) -> Mapping[str, str]:
+        experiment = self.bench.experiment
+        return {
+            "address": str(self.ended.folder.path),
+            "experiment": experiment.name,
+            "method": experiment.method.name,
+            "personalization": experiment.personalization.name,
+            "rounds": str(self.bench.method.num_rounds),
+            "last_state": self.ended.last.fingerprint,
+        }
+
+    @override
+    def num_steps(self, attacks: Sequence[str]) -> int:
+        steps = _NUM_SINGLE if GRADIENT_MATCHING in attacks else 0
+        if LIRA in attacks:
+            steps += self.num_shadows * self.bench.method.num_rounds
+        if set(MEMORY_ATTACKS).intersection(attacks):
+            steps += len(self.bench.roster.names())
+        return steps
+
+    @override
+    def results(
+        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
+    ) -> Iterator[AttackResult]:
+        if LIRA in attacks:
+            yield self._lira(key.child(LIRA), on_step)
+        if set(MEMORY_ATTACKS).intersection(attacks):
+            yield from self._memories(attacks, key.child("memories"), on_step)
+        if {ANALYTIC, GRADIENT_MATCHING}.intersection(attacks):
+            yield from self._updates(attacks, key.child("updates"), on_step)
+
+    # The global model
+
+    def _lira(self, key: RandomKey, on_step: OnStep) -> AttackResult:
+        """Attack the training examples of the seen clients, beside their test examples.
+
+        Each shadow model is trained as the run was, on a random half of all of these.
+        Two models share no example, so that every example is missing in half of them.
+        """
+        clients = self.bench.clients
+        pool = {}
+        for client in self.trainable:
+            pool[client] = clients.data(client).train.join(clients.test(client))
+        is_member = np.concatenate(
+            [
+                np.arange(len(examples)) < len(clients.data(client).train)
+                for client, examples in pool.items()
+            ]
+        )
+        lengths = np.cumsum([len(examples) for examples in pool.values()])[:-1]
+        is_out, shadow_logits = [], []
+        for place in range(self.num_shadows):
+            # Both models of a pair have the same draw.
+            rng = key.child("halves", place // 2).numpy()
+            chosen = (rng.random(len(is_member)) < 0.5) ^ bool(place % 2)
+            train = {
+                client: examples.take(torch.from_numpy(np.flatnonzero(rows)))
+                for (client, examples), rows in zip(
+                    pool.items(), np.split(chosen, lengths), strict=True
+                )
+            }
+            state = self._train(train, key.child("shadow", place), on_step)
+            shadow_logits.append(self._logits(state, pool.values()))
+            is_out.append(~chosen)
+        logits = self._logits(self.ended.last.state, pool.values())
+        scores = lira_scores(logits, np.stack(shadow_logits), np.stack(is_out))
+        access = f"the global model, and {self.num_shadows} shadow models"
+        return membership_result(LIRA, "global model", access, scores, is_member)
+
+    def _train(
+        self, train: Mapping[str, Examples], key: RandomKey, on_step: OnStep
+    ) -> Any:
+        """Train as the run did on other examples; return the server's last state.
+
+        The initial weights are the run's, which every client knows. All other random
+        choices differ, such as noise.
+        """
+        seed = key.entropy(num_bytes=4)
+        experiment = self.bench.experiment
+        experiment = replace(experiment, run=replace(experiment.run, seed=seed))
+        bench = replace(self.bench, experiment=experiment, key=RandomKey(seed))
+        members = [
+            replace(member, num_train=len(train[member.name]))
+            for member in bench.roster.members
+            if member.name in train
+        ]
+        roster = Roster.of(members, bench.roster.split)
+        source = _OtherTraining(bench.clients.dataset, bench.clients.parts, train)
+        with tempfile.TemporaryDirectory(prefix="knnper-audit-") as folder:
+            runtime = replace(runtime_of(bench, Path(folder)), source=source)
+            checkpoints = CheckpointFolder(Path(folder) / "checkpoints", "shadow", 1)
+            federation = SerialFederation(runtime)
+            loop = RoundLoop(
+                bench, federation, roster, checkpoints, lambda _: on_step(1)
+            )
+            return loop.train(untrained(bench, roster)).state
+
+    def _logits(self, state: Any, pool: Iterable[Examples]) -> Scores:
+        predict = self._global_predictor(state)
+        return np.concatenate(
+            [confidence_logits(predict(part.images), part.labels) for part in pool]
+        )
+
+    def _global_predictor(self, state: Any) -> Predictor:
+        """Return the model that a client without data has."""
+        bench, nothing = self.bench, no_examples(self.bench.task.spec)
+        key = bench.key.child("broadcast", "hand-over", UNSEEN_CLIENT)
+        payload = bench.method.broadcast(state, UNSEEN_CLIENT, key)
+        data, key = ClientData(nothing, nothing), bench.key.child("reference")
+        return bench.method.personalize(payload, None, data, key)
+
+    # The clients' memories
+
+    def _memories(
+        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
+    ) -> Iterator[AttackResult]:
+        """Attack the memories of all clients, with the same share of each one's data.
+
+        Examples that an eviction policy dropped count as stored.
+        """
+        bench = self.bench
+        share = min(1.0, _MOST_QUERIES / max(1, sum(bench.roster.sizes().values())))
+        scores, is_member = defaultdict[str, list[Scores]](list), []
+        for client in bench.roster.names():
+            memory = self._memory(client)
+            on_step(1)
+            data = bench.clients.data(client).train_and_validation()
+            test, rng = bench.clients.test(client), key.child(client)
+            if memory is None or len(data) == 0 or len(test) == 0:
+                continue
+            queries, are_members = sampled(data, test, share, rng.child("queries"))
+            scored = memory.attack(queries, rng, lambda _: None)
+            for attack, values in scored.items():
+                scores[attack].append(values)
+            is_member.append(are_members)
+        for attack in MEMORY_ATTACKS:
+            if attack not in attacks:
+                continue
+            if attack not in scores:
+                reason = "the clients of the run have no memory"
+                yield AttackResult(attack, "memories", left_out=reason)
+                continue
+            yield membership_result(
+                attack,
+                "memories",
+                MEMORY_ATTACKS[attack],
+                np.concatenate(scores[attack]),
+                np.concatenate(is_member),
+            )
+
+    def _memory(self, client: str) -> Memory | None:
+        predictor = client_predictor(self.ended, client)
+        neighbors = getattr(predictor, "neighbors", None)
+        if not isinstance(predictor, KnnPredictor) or not isinstance(
+            neighbors, NeighborClassifier
+        ):
+            return None
+
+        def ask(inputs: Tensor) -> list[InputPrediction]:
+            names = self.bench.dataset.class_names
+            return predictions_of(predictor.explain(inputs), names).predictions
+
+        return Memory(
+            ask,
+            predictor.embed,
+            predictor.head,
+            predictor.effective_knn_weight,
+            neighbors.num_neighbors,
+            neighbors.kernel,
+            neighbors.kernel_scale,
+            neighbors.num_stored,
+        )
+
+    # What the server sees
+
+    def _updates(
+        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
+    ) -> Iterator[AttackResult]:
+        task, parameters = self.bench.task, self.bench.task.model.num_parameters
+        singles = list(self.single_updates(key.child("single")))
+        reasons = dict.fromkeys((ANALYTIC, GRADIENT_MATCHING), "")
+        if parameters > _MOST_PARAMETERS:
+            reasons[GRADIENT_MATCHING] = f"the model has {parameters} parameters"
+        if not singles:
+            reasons = dict.fromkeys(reasons, "an update is no vector of weights")
+        elif task.spec.dtype not in ("uint8", "float32"):
+            reasons = dict.fromkeys(reasons, "text has no PSNR")
+        elif len(analytic_inputs(task, singles[0])) == 0:
+            reasons[ANALYTIC] = "no linear layer with a bias takes the inputs"
+
+        def psnr(attack: str, updates: Sequence[ObservedUpdate]) -> Iterator[Tensor]:
+            for place, update in enumerate(updates):
+                if attack == ANALYTIC:
+                    candidates = analytic_inputs(task, update)
+                else:
+                    candidates = matched_inputs(task, update, key.child(place))
+                    on_step(1)
+                yield psnr_of_nearest(task, candidates, update.examples)
+
+        for attack, reason in reasons.items():
+            if attack not in attacks:
+                continue
+            if reason:
+                yield AttackResult(attack, _SINGLE, left_out=reason)
+                continue
+            if attack == ANALYTIC:
+                chosen = self.trainable[:_MOST_FIRST]
+                firsts = [
+                    self.update(name, self.bench.clients.data(name)) for name in chosen
+                ]
+                values = list(psnr(attack, [update for update in firsts if update]))
+                yield reconstruction_result(attack, _FIRST, values, key.child(_FIRST))
+            values = list(psnr(attack, singles))
+            yield reconstruction_result(attack, _SINGLE, values, key.child(attack))
+
+    def single_updates(self, key: RandomKey) -> Iterator[ObservedUpdate]:
+        """Yield updates as of clients with one training example each."""
+        rng, nothing = key.numpy(), no_examples(self.bench.task.spec)
+        for _ in range(_NUM_SINGLE):
+            client = self.trainable[rng.integers(len(self.trainable))]
+            train = self.bench.clients.data(client).train
+            example = train.take(torch.tensor([rng.integers(len(train))]))
+            if update := self.update(client, ClientData(example, nothing)):
+                yield update
+
+    def update(self, client: str, data: ClientData) -> ObservedUpdate | None:
+        """Return a client's update in round 1; on its own data with the run's bits.
+
+        None if the update is not one vector of the model's weights.
+        """
+        bench, method = self.bench, self.bench.method
+        state = untrained(bench, bench.roster).state
+        payload = method.broadcast(
+            state, client, bench.key.child("broadcast", 1, client)
+        )
+        key = bench.key.child("client_update", 1, client)
+        _, sent = method.client_update(payload, None, data, 1, key)
+        update = sent if method.decoded is None else method.decoded(payload, sent)
+        change = differences(method, payload, update)
+        weights = getattr(payload, "weights", None)
+        if not isinstance(weights, Tensor) or change.shape != weights.shape:
+            return None
+        return ObservedUpdate(weights, -change, data.train)
+
+
+def open_run(path: Path, num_shadows: int) -> RunTarget:
+    """Open a finished simulation. Raises RunError if its data or last state changed."""
+    folder = RunFolder.open(path)
+    experiment = folder.experiment(experiment_catalogue())
+    folder.results()  # raises for a run that is not done
+    bench = open_workbench(experiment)
+    if not bench.roster.trainable():
+        raise RunError(f"the run in {path} trained no client, expected one to audit")
+    ended = ended_with(folder, experiment, bench, bench.method.num_rounds)
+    return RunTarget(ended, num_shadows)

@@ -1,0 +1,190 @@
+"""Attacks on the memory of a site as its service shows it, over HTTP."""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from typing_extensions import override
+
+from knnper.client.service.documents import InputPrediction, Predictions
+from knnper.client.settings import ClientSettings
+from knnper.client.site_state import SiteState
+from knnper.data.examples import Examples
+from knnper.data.site import open_site
+from knnper.data.site_data import SiteData
+from knnper.datastore.store import open_store
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.simulation.audit.audit import OnStep, Target, sampled
+from knnper.simulation.audit.figures import AttackResult, membership_result
+from knnper.simulation.audit.membership import MEMORY_ATTACKS, Memory
+
+_MOST_QUERIES = 2000
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class ServiceTarget(Target):
+    """A running service, with the stored examples and others; see `open_service`."""
+
+    memory: Memory
+    stored: Examples
+    others: Examples
+    described: Mapping[str, str]
+
+    kind = "service"
+    attacks = tuple(MEMORY_ATTACKS)
+
+    @property
+    @override
+    def facts(self) -> Mapping[str, str]:
+        return self.described
+
+    @property
+    def _share(self) -> float:
+        return min(1.0, _MOST_QUERIES / (len(self.stored) + len(self.others)))
+
+    @override
+    def num_steps(self, attacks: Sequence[str]) -> int:
+        return round(self._share * (len(self.stored) + len(self.others)))
+
+    @override
+    def results(
+        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
+    ) -> Iterator[AttackResult]:
+        queries, is_member = sampled(
+            self.stored, self.others, self._share, key.child("queries")
+        )
+        scores = self.memory.attack(queries, key.child("attack"), on_step)
+        for attack, access in MEMORY_ATTACKS.items():
+            if attack in attacks and attack in scores:
+                yield membership_result(
+                    attack, "memory", access, scores[attack], is_member
+                )
+            elif attack in attacks:
+                reason = f"the answers to this token do not show {access}"
+                yield AttackResult(attack, "memory", left_out=reason)
+
+
+def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarget:
+    """Connect to the service of the client with these settings.
+
+    Raises
+    ------
+    RunError
+        If the service does not answer or serves another model than the client's state
+        folder has, or if the owner's data has no test examples.
+    """
+    tls = settings.service.tls
+    service = HttpService(url, token, True if tls is None else str(tls.certificate))
+    info = service.request("GET", "/info").json()
+    site_state = SiteState(settings.state, settings.name, door=settings.door)
+    serving = site_state.served()
+    if serving is None or serving.model != info["model"] or not site_state.has_store():
+        raise RunError(
+            f"{url} serves the model {info['model'][:12]}, which is not served from "
+            f"{settings.state}; expected the file of the client that serves there"
+        )
+    model = site_state.load(serving.model)
+    torch.set_num_threads(model.card.num_threads)
+    with open_store(site_state.folder.store) as store:
+        names = frozenset(store.external_ids(store.contents().ids))
+        num_stored = len(store)
+    data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
+    stored, others = split_by_store(data, names)
+
+    def ask(inputs: Tensor) -> list[InputPrediction]:
+        return service.predict(inputs.reshape(-1, *info["input_shape"]))
+
+    memory = Memory(
+        ask,
+        model.embed,
+        model.head,
+        serving.knn_weight,
+        serving.num_neighbors,
+        serving.kernel,
+        serving.kernel_scale,
+        num_stored,
+    )
+    facts = {
+        "address": url,
+        "client": info["client"],
+        "scopes": ", ".join(info["scopes"]),
+        "model": serving.model,
+        "stored": str(num_stored),
+        "knn_weight": f"{serving.knn_weight:g}",
+    }
+    return ServiceTarget(memory, stored, others, facts)
+
+
+def split_by_store(
+    data: SiteData, names: frozenset[str | None]
+) -> tuple[Examples, Examples]:
+    """Return the stored examples, and the test examples that are not stored.
+
+    Other examples are left out: the global model may have been trained on them.
+    """
+    splits = [split for _, split in data.splits()]
+    rows = [torch.tensor([name in names for name in part.names]) for part in splits]
+    stored = [
+        part.examples.take(torch.nonzero(is_stored)[:, 0])
+        for part, is_stored in zip(splits, rows, strict=True)
+    ]
+    joined = stored[0].join(stored[1]).join(stored[2])
+    others = data.test.examples.take(torch.nonzero(~rows[2])[:, 0])
+    if len(joined) == 0 or len(others) == 0:
+        raise RunError(
+            f"found {len(joined)} stored examples and {len(others)} test examples that "
+            "are not stored, expected some of both: the audit compares the answers to "
+            "them. Give the client's data a test split"
+        )
+    return joined, others
+
+
+@dataclass(frozen=True)
+class HttpService:
+    """Requests to a service with one token; ``verify`` is a certificate, or True."""
+
+    url: str
+    token: str
+    verify: bool | str = True
+
+    def predict(self, inputs: Tensor) -> list[InputPrediction]:
+        """Return the predictions of inputs in the shape that the service takes."""
+        file = io.BytesIO()
+        np.save(file, inputs.numpy())
+        response = self.request("POST", "/predict", file.getvalue())
+        try:
+            return Predictions.model_validate_json(response.content).predictions
+        except ValidationError as error:
+            raise RunError(
+                f"{self.url} answered in an unknown form ({error}); expected a service "
+                "of this version"
+            ) from error
+
+    def request(self, verb: str, path: str, content: bytes = b"") -> httpx.Response:
+        """Send a request; raise RunError unless it succeeds."""
+        headers = {"content-type": "application/x-npy"} if content else {}
+        if self.token:
+            headers["authorization"] = f"Bearer {self.token}"
+        options: Any = {"timeout": _TIMEOUT_S, "verify": self.verify}
+        address = self.url.rstrip("/") + path
+        try:
+            response = httpx.request(
+                verb, address, content=content, headers=headers, **options
+            )
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise RunError(
+                f"no service answers at {self.url} ({error}); expected a running "
+                "`knnper site serve`"
+            ) from error
+        if response.is_error:
+            answer = f"{response.status_code}: {response.text[:500]}"
+            raise RunError(f"{address} answered {answer}")
+        return response

@@ -1,0 +1,142 @@
+"""``knnper audit`` of a run and of a service."""
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from knnper.cli.app import app
+from knnper.client.served_model import open_served
+from knnper.client.service.app import make_service
+from knnper.client.service.bodies import RequestLimits
+from knnper.client.service.tokens import (
+    Tokens,
+    add_token,
+    read_or_create_owner_token,
+)
+from knnper.client.settings import read_client
+from knnper.client.site_state import SiteState
+from tests.cli.conftest import write_client_file
+from tests.client.service.small_service import running
+
+pytestmark = pytest.mark.integration
+
+
+def run_command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_audit_of_a_run_writes_a_record_that_the_report_shows(run: Path) -> None:
+    result = run_command(
+        "audit",
+        run,
+        "--attacks",
+        "lira,labels,analytic",
+        "--shadow-models",
+        2,
+        "--json",
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    record = json.loads((run / "audit.json").read_bytes())
+    assert document == record
+    assert (record["kind"], record["seed"], record["confidence"]) == ("run", 0, 0.95)
+    assert record["environment"]["versions"]["knnper"]
+    assert record["facts"]["method"] == "fedavg"
+    lira, labels, analytic = record["results"]
+    assert lira["samples"]["members"] > lira["samples"]["others"] > 100
+    assert lira["figures"]["auc"]["low"] < 0.6
+    assert labels["left_out"] == "the clients of the run have no memory"
+    assert "no linear layer" in analytic["left_out"]
+
+    shown = run_command("report", run, "--markdown")
+    assert shown.exit_code == 0, shown.output
+    assert "## Audit" in shown.stdout
+    assert "not possible: the clients of the run have no memory" in shown.stdout
+    (run / "audit.json").write_text("{")
+    damaged = run_command("report", run, "--markdown")
+    assert damaged.exit_code == 1
+    assert "cannot be read as a record of an audit" in damaged.stderr
+    (run / "audit.json").unlink()
+
+
+@pytest.fixture(scope="module")
+def client_file(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    assert run_command("fed", "export", run, folder / "model").exit_code == 0
+    path = write_client_file(folder, more="state: kept")
+    model = ("--model", folder / "model")
+    result = run_command("site", "onboard", path, *model, "--no-serve")
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(client_file: Path) -> Iterator[str]:
+    settings = read_client(client_file)
+    owner = read_or_create_owner_token(settings.state / "token")
+    opening = functools.partial(open_served, SiteState(settings.state, settings.name))
+    tokens, limits = Tokens(settings.state, owner), RequestLimits(poll_s=0.05)
+    service = make_service(settings.name, opening, tokens=tokens, limits=limits)
+    with running(service) as address:
+        yield address
+
+
+def results_by_attack(output: Path) -> dict[str, Any]:
+    results = json.loads(output.read_bytes())["results"]
+    return {result["attack"]: result for result in results}
+
+
+def test_audit_of_a_service_finds_the_stored_examples(
+    url: str, client_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "new" / "audit.json"
+    result = run_command("audit", url, "--data", client_file, "--output", output)
+    assert result.exit_code == 0, result.output
+    results = results_by_attack(output)
+    assert set(results) == {"labels", "probabilities", "neighbors", "waka"}
+    # All examples of both kinds are queried: 200 digits, of which the test split is
+    # not stored. A digit of the test split may equal a stored one, but none does.
+    neighbors = results["neighbors"]
+    assert sum(neighbors["samples"].values()) == 200
+    assert neighbors["figures"]["auc"]["value"] == 1
+
+
+def test_audit_with_a_token_makes_the_attacks_that_its_scopes_allow(
+    url: str, client_file: Path, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(add_token(read_client(client_file).state, "ward", ["predict"]))
+    output = tmp_path / "audit.json"
+    options = ("--data", client_file, "--token-file", token, "--output", output)
+    assert run_command("audit", url, *options).exit_code == 0
+    results = results_by_attack(output)
+    assert results["labels"]["figures"]
+    assert "do not show the distances" in results["neighbors"]["left_out"]
+    assert results["waka"]["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["http://127.0.0.1:9"], 2, "a URL goes with --data CLIENT.yaml"),
+        (["{run}", "--data", "{file}"], 2, "neither --data nor --token-file"),
+        (["{run}", "--shadow-models", "3"], 2, "found 3, expected an even number"),
+        (["{run}", "--attacks", "liar"], 2, "found 'liar'"),
+        (["{run}/nothing"], 1, "nothing"),
+        (["http://127.0.0.1:9", "--data", "{file}"], 1, "expected a running"),
+        (["http://[", "--data", "{file}"], 1, "expected a running"),
+    ],
+)
+def test_audit_explains_wrong_arguments(
+    run: Path, client_file: Path, arguments: list[str], code: int, message: str
+) -> None:
+    filled = [text.format(run=run, file=client_file) for text in arguments]
+    result = run_command("audit", *filled)
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.split())

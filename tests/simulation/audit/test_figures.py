@@ -1,0 +1,71 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from knnper.seeding import RandomKey
+from knnper.simulation.audit.figures import (
+    area_under_curve,
+    membership_result,
+    proportion,
+    true_positive_rate,
+)
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 10), (3, 10), (10, 10), (81, 263)])
+def test_proportion_has_the_exact_interval(right: int, count: int) -> None:
+    exact = binomtest(right, count).proportion_ci(0.95, "exact")
+    interval = proportion(right, count)
+    assert (interval.low, interval.high) == pytest.approx((exact.low, exact.high))
+    assert interval.value == right / count
+
+
+def test_area_counts_ties_half() -> None:
+    # Pairs: 3 > 1, 3 > 2, 2 > 1, and the tie 2 = 2.
+    area = area_under_curve(np.array([3.0, 2.0]), np.array([1.0, 2.0]))
+    assert area.value == pytest.approx(3.5 / 4)
+
+
+def test_area_without_errors_has_an_interval_with_a_width() -> None:
+    area = area_under_curve(np.arange(20.0, 40.0), np.arange(20.0))
+    assert area.low is not None
+    assert area.value == 1
+    assert area.high == pytest.approx(1)
+    assert 0.8 < area.low < 0.99
+    mirrored = area_under_curve(np.arange(20.0), np.arange(20.0, 40.0))
+    assert mirrored.high == pytest.approx(1 - area.low)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
+def test_area_interval_covers_the_true_area(shift: float) -> None:
+    generator = RandomKey(0, ("coverage",)).numpy()
+    # P[N(shift, 1) > N(0, 1)]
+    true_area = 0.5 * (1 + math.erf(shift / 2))
+    covered = 0
+    for _ in range(400):
+        members = generator.normal(shift, 1, 60)
+        area = area_under_curve(members, generator.normal(0, 1, 40))
+        assert area.low is not None
+        assert area.high is not None
+        covered += area.low <= true_area <= area.high
+    assert covered >= 0.92 * 400
+
+
+def test_true_positive_rate_allows_the_false_positives_of_the_rate() -> None:
+    others = np.arange(200.0)  # at 1 %, two may lie above the threshold: 198 and 199
+    members = np.array([197.0, 197.5, 199.0, 50.0])
+    assert true_positive_rate(members, others, 0.01).value == 0.5
+    # At 0.1 % of 200, none may.
+    assert true_positive_rate(members, others, 0.001).value == 0
+
+
+def test_membership_result_of_noise_is_chance() -> None:
+    generator = RandomKey(1, ("noise",)).numpy()
+    scores, is_member = generator.normal(size=1000), np.arange(1000) < 500
+    result = membership_result("lira", "model", "all", scores, is_member)
+    area = result.figures["auc"]
+    assert area.low is not None
+    assert area.high is not None
+    assert area.low < 0.5 < area.high
+    assert result.samples == {"members": 500, "others": 500}

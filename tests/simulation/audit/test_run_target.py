@@ -1,0 +1,162 @@
+"""Attacks on runs: they succeed on planted leaks, and find nothing without a leak."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from knnper.experiment_file import load_experiment
+from knnper.seeding import RandomKey
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.audit.audit import audit_target, read_audit, write_audit
+from knnper.simulation.audit.figures import AttackResult
+from knnper.simulation.audit.reconstruction import matched_inputs, psnr_of_nearest
+from knnper.simulation.audit.run_target import RunTarget, open_run
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
+
+pytestmark = pytest.mark.integration
+
+
+def run_on_noise(folder: Path, **changes: Any) -> Path:
+    """Return a finished run on random pixels with random labels, in two clients.
+
+    A model can only memorise them: no example helps with another.
+    """
+    generator = RandomKey(5, ("pixels",)).numpy()
+    arrays: dict[str, Any] = {}
+    for split, count in (("train", 200), ("test", 160)):
+        arrays[f"{split}_inputs"] = generator.integers(
+            0, 256, (count, 6, 6, 1), "uint8"
+        )
+        arrays[f"{split}_labels"] = generator.integers(0, 4, count)
+    np.savez(folder / "noise.npz", **arrays)
+    document = {
+        "name": "noise",
+        "data": {"name": "npz", "path": str(folder / "noise.npz")},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "mlp", "hidden_sizes": [64]},
+        "training": {
+            "num_rounds": 2,
+            "local_epochs": 30,
+            "batch_size": 8,
+            "learning_rate": 0.1,
+        },
+        "method": {"name": "knn_per"},
+        "run": {"engine": "serial"},
+        **changes,
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    run = RunFolder.create(folder / "run", experiment)
+    simulate(open_workbench(experiment), run, Observer(), ["test"])
+    return run.path
+
+
+def results(target: RunTarget, *attacks: str) -> list[AttackResult]:
+    return list(audit_target(target, attacks, seed=0).results)
+
+
+def auc(result: AttackResult) -> tuple[float, float]:
+    area = result.figures["auc"]
+    assert area.low is not None
+    assert area.high is not None
+    return area.low, area.high
+
+
+def test_overfitted_model_and_exact_memory_leak_membership(tmp_path: Path) -> None:
+    memory = {"name": "knn", "num_neighbors": 3, "knn_weights": [0.5]}
+    target = open_run(run_on_noise(tmp_path, personalization=memory), num_shadows=2)
+    attacks = ("lira", "probabilities", "neighbors", "waka")
+    lira, probabilities, neighbors, waka = results(target, *attacks)
+    assert auc(lira)[0] > 0.7
+    assert lira.figures["tpr_at_fpr_1%"].value > 0.1
+    assert lira.samples["others"] == 160
+    assert neighbors.figures["auc"].value == 1
+    assert neighbors.figures["tpr_at_fpr_0.1%"].value == 1
+    assert auc(probabilities)[0] > 0.8
+    assert auc(waka)[0] > 0.8
+
+
+def test_model_that_never_saw_the_data_is_attacked_by_chance(tmp_path: Path) -> None:
+    training = {"num_rounds": 1, "learning_rate": 1e-9, "batch_size": 8}
+    run = run_on_noise(tmp_path, training=training, method={"name": "fedavg"})
+    target = open_run(run, num_shadows=2)
+    lira, neighbors = results(target, "lira", "neighbors")
+    low, high = auc(lira)
+    assert low < 0.5 < high
+    assert neighbors.left_out == "the clients of the run have no memory"
+
+
+def test_shadow_models_lack_each_example_equally_often(tmp_path: Path) -> None:
+    training = {"num_rounds": 1, "learning_rate": 1e-9, "batch_size": 8}
+    target = open_run(run_on_noise(tmp_path, training=training), num_shadows=2)
+    steps = list[int]()
+    (lira,) = audit_target(target, ["lira"], 0, steps.append).results
+    assert len(steps) == target.num_steps(["lira"]) == 2
+    assert lira.samples == {
+        "members": sum(target.bench.roster.trainable().values()),
+        "others": 160,
+    }
+
+
+def linear_target(folder: Path) -> RunTarget:
+    training = {"num_rounds": 1, "learning_rate": 0.05, "batch_size": 8}
+    model = {"name": "softmax_regression"}
+    return open_run(run_on_noise(folder, training=training, model=model), 2)
+
+
+def test_update_of_one_example_reveals_it(tmp_path: Path) -> None:
+    target = linear_target(tmp_path)
+    first, single = results(target, "analytic")
+    assert single.figures["recognisable"].value == 1
+    low = single.figures["median_psnr_db"].low
+    assert low is not None
+    assert low > 40
+    # Many examples behind an update hide each other.
+    assert first.samples["inputs"] > 100
+    assert first.figures["recognisable"].value < 0.1
+
+
+def test_gradient_matching_finds_an_input_and_needs_the_update(tmp_path: Path) -> None:
+    target = linear_target(tmp_path)
+    task = target.bench.task
+    update = next(target.single_updates(RandomKey(0)))
+    # Without the update the search ends with some other input.
+    unrelated = replace(update, decrease=torch.ones_like(update.decrease))
+    psnr = [
+        psnr_of_nearest(
+            task, matched_inputs(task, attacked, RandomKey(1)), update.examples
+        ).item()
+        for attacked in (update, unrelated)
+    ]
+    assert psnr[0] > 25
+    assert psnr[1] < 15
+
+
+def test_first_updates_are_those_of_the_run(tmp_path: Path) -> None:
+    target = linear_target(tmp_path)
+    sizes = target.bench.roster.trainable()
+    total = torch.zeros_like(target.ended.last.state.weights, dtype=torch.float64)
+    for client in target.trainable:
+        update = target.update(client, target.bench.clients.data(client))
+        assert update is not None
+        total += sizes[client] * (update.weights - update.decrease).double()
+    mean = (total / sum(sizes.values())).float()
+    assert torch.allclose(mean, target.ended.last.state.weights, atol=1e-6)
+
+
+def test_record_is_read_back_as_written(tmp_path: Path) -> None:
+    training = {"num_rounds": 1, "batch_size": 8}
+    target = open_run(run_on_noise(tmp_path, training=training), 2)
+    audit = audit_target(target, ("neighbors", "analytic"), seed=4, command=["knnper"])
+    write_audit(tmp_path / "audit.json", audit)
+    assert read_audit(tmp_path / "audit.json") == audit
+    assert audit.facts["method"] == "knn_per"
+    # The same seed gives the same figures.
+    again = audit_target(target, ("neighbors", "analytic"), seed=4)
+    assert again.results == audit.results
