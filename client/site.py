@@ -43,6 +43,7 @@ from knnper.metrics import computations
 from knnper.models import build_model, with_local_files
 from knnper.own import Door, explained
 from knnper.predictions import RunPredictions, require_arrow
+from knnper.privacy import system_noise
 from knnper.process import compute_device, keep_freed_memory
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
@@ -221,7 +222,10 @@ class SiteNode:
                 on_trained=lambda steps, examples: trained.append((steps, examples)),
             )
             assembly = assemble_with_task(
-                experiment, learned, functools.partial(_protected, limits, learned)
+                experiment,
+                learned,
+                functools.partial(_protected, limits, learned),
+                noise_source=system_noise,
             )
             source = _SiteSource(data, job.seen and settings.train)
             if learned.spec != whole.spec:

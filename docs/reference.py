@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from knnper.cli.app import app
 from knnper.client.settings import ClientDocument
-from knnper.experiment import RunSettings, TrainingSettings
+from knnper.experiment import PrivacySettings, RunSettings, TrainingSettings
 from knnper.server.settings import ServerSettings
 from knnper.setting_docs import SettingDoc, documented, setting_docs
 from knnper.settings import Settings
@@ -91,6 +91,7 @@ def settings() -> str:
     parts += ["## `training`", *described(TrainingSettings, "training", seen)]
     for section in ("method", "personalization"):
         parts += chosen(section, getattr(catalogue, section), seen)
+    parts += ["## `privacy`", *described(PrivacySettings, "privacy", seen)]
     parts += ["## `run`", *described(RunSettings, "run", seen)]
     for title, settings_type in FILES.items():
         parts += [f"## {title}", *described(settings_type, "", seen)]

@@ -392,6 +392,78 @@ class FederationSettings(Settings):
 
 
 @dataclass(frozen=True)
+class AdaptiveClipping(Settings):
+    """A clip norm that follows a quantile of the norms (Andrew et al. 2021).
+
+    Attributes
+    ----------
+    quantile
+        γ, the fraction of the clients whose updates should not be clipped.
+    learning_rate
+        η_C: after each round the clip norm is multiplied by exp(-η_C (b - γ)), where b
+        is the noisy fraction of updates that were not clipped. 0.2 in the paper.
+    count_noise
+        σ_b, the standard deviation of the noise on the number of these updates, above
+        half the noise multiplier. Null: a 20th of the expected clients of a round, or
+        the noise multiplier if that is larger.
+    """
+
+    quantile: UnitInterval = 0.5
+    learning_rate: PositiveFloat = 0.2
+    count_noise: PositiveFloat | None = None
+
+
+@dataclass(frozen=True)
+class PrivacySettings(Settings):
+    """Differential privacy of the trained model, for each client as a whole.
+
+    Two runs are neighbours if one has one client more. The update of a client is
+    clipped to a norm of at most S, all clients count alike, and the sum of a round gets
+    Gaussian noise of standard deviation σ S in each coordinate.
+
+    Attributes
+    ----------
+    clip_norm
+        S, the largest norm of a client's update, or with ``adaptive`` that of the first
+        round. Useful: about the median norm of an update without privacy.
+    noise_multiplier
+        σ. Null: the smallest with which all rounds stay within ``epsilon``. 0: no noise
+        and no privacy; clients are sampled as without this section.
+    epsilon
+        The run stops before the round that would exceed it. Null: no limit.
+    delta
+        δ, below 1 / n for n clients. Null: n^-1.1, with n the seen clients that train.
+    accountant
+        ``pld``, privacy loss distributions, or ``rdp``, Rényi differential privacy,
+        which is faster for very many rounds and gives a larger ε.
+    noise_at
+        ``server``: it adds the noise, and clients are sampled independently of each
+        other (Poisson sampling), which amplifies privacy. ``clients``: each adds a
+        share of it, for a server that sees sums only; nothing is amplified, and ε holds
+        for a round in which as many fail as ``run.max_failed_fraction`` allows.
+    noise_shares
+        With ``noise_at: clients``: the number of clients whose shares make up σ S, that
+        is the clients of a round.
+    adaptive
+        Adapts the clip norm to the norms of the updates; null keeps it.
+    """
+
+    clip_norm: PositiveFloat
+    noise_multiplier: NonNegativeFloat | None = None
+    epsilon: PositiveFloat | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    accountant: Literal["pld", "rdp"] = "pld"
+    noise_at: Literal["server", "clients"] = "server"
+    noise_shares: PositiveInt | None = None
+    adaptive: AdaptiveClipping | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether there is noise."""
+        return self.noise_multiplier != 0
+
+
+@dataclass(frozen=True)
 class RunSettings(Settings):
     """Execution of the experiment.
 
@@ -509,6 +581,8 @@ class Experiment:
         Folder that is searched for ``module:attribute`` before the Python path. In a
         file it is relative to that file, by default the file's folder. Documents sent
         to other machines hold fingerprints instead, by reference.
+    privacy
+        See `PrivacySettings`; None for no differential privacy.
     """
 
     name: str
@@ -520,6 +594,7 @@ class Experiment:
     personalization: Choice[Settings]
     run: RunSettings
     own_code: str | None = None
+    privacy: PrivacySettings | None = None
     # The memory's eviction policy if it is the user's code. The section personalization
     # names it, so that it is no section of its own and not compared.
     policy: Choice[Settings] | None = field(default=None, compare=False)

@@ -15,6 +15,7 @@ from knnper.experiment import (
     BufferedTiming,
     Experiment,
     MultiStepSchedule,
+    PrivacySettings,
     RunSettings,
     SgdSettings,
     TrainingSettings,
@@ -180,12 +181,17 @@ class _ExperimentReader(SectionReader):
         run = self._run(catalogue)
         if run is not None:
             self.problems.extend(run_problems(run))
+        privacy = None
+        if self.document.get("privacy") is not None:
+            privacy = self.parse("privacy", PrivacySettings)
         sections = (name, data, partition, model, training, method)
         if any(section is None for section in (*sections, personalization, run)):
             return None
         experiment = Experiment(*sections, personalization, run)  # type: ignore[arg-type]
         experiment = dataclasses.replace(
-            experiment, policy=self._policy(experiment.personalization)
+            experiment,
+            policy=self._policy(experiment.personalization),
+            privacy=privacy,
         )
         folder = next(iter(self.folders), None)
         return dataclasses.replace(
@@ -341,8 +347,9 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
 def to_document(experiment: Experiment) -> dict[str, Any]:
     """Return every setting of ``experiment``, defaults included, as plain values."""
     document = {name: plain(getattr(experiment, name)) for name in SECTIONS}
-    if experiment.own_code is None:
-        del document["own_code"]
+    for name in ("own_code", "privacy"):
+        if document[name] is None:
+            del document[name]
     # Absent, so that documents and identities of other experiments stay as they were.
     if experiment.training.secure_aggregation is None:
         del document["training"]["secure_aggregation"]

@@ -12,21 +12,28 @@ sampling have a closed form, which replaces their distribution.
 import functools
 import logging
 import math
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from knnper.errors import RunError
 from knnper.process import import_extra
+from knnper.seeding import RandomKey
 
 AccountantName = Literal["pld", "rdp"]
 
 # Width of the steps in which a distribution of the privacy loss is kept: that of
-# ``dp_accounting`` for figures, and a wider one for searches, which is ten times as
-# fast and overestimates ε by at most a few per cent.
-_LOSS_INTERVAL, _INTERVAL_OF_SEARCHES = 1e-4, 1e-3
+# ``dp_accounting`` for figures, and a wider one for searches and for the figures of
+# each round, which is ten times as fast and overestimates ε by at most a few per cent.
+_LOSS_INTERVAL, QUICK_INTERVAL = 1e-4, 1e-3
 _MOST_RELEASES = 10**7
 _CLOSE = 1e-3  # relative error of a noise multiplier that is searched
+
+NoiseSource = Callable[[RandomKey], np.random.Generator]
+"""Makes the generator of noise for a purpose."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,16 @@ class Release:
     noise_multiplier: float
     sampling: float = 1.0
     count: int = 1
+
+
+def seeded_noise(key: RandomKey) -> np.random.Generator:
+    """Return the generator of a key: noise that repeats, and so protects nobody."""
+    return key.numpy()
+
+
+def system_noise(_: RandomKey) -> np.random.Generator:
+    """Return a generator seeded by the operating system, for real clients."""
+    return np.random.Generator(np.random.PCG64(secrets.randbits(128)))
 
 
 def default_delta(num_units: int) -> float:
@@ -137,7 +154,7 @@ def noise_multiplier_for(
 def _searched_epsilon(
     releases: Iterable[Release], delta: float, accountant: AccountantName
 ) -> float:
-    return epsilon_of(releases, delta, accountant, loss_interval=_INTERVAL_OF_SEARCHES)
+    return epsilon_of(releases, delta, accountant, loss_interval=QUICK_INTERVAL)
 
 
 @functools.lru_cache(maxsize=1024)

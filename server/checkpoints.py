@@ -34,6 +34,7 @@ FORMAT = 2  # of checkpoints
 KEPT = 6  # checkpoints that are kept by default
 GAINS = "gains.jsonl"
 
+_RELEASES = "releases.jsonl"
 _NAME = re.compile(r"round-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
@@ -64,6 +65,8 @@ class History:
         and ``cosine``, their mean cosine with the others.
     good_round
         The last round that began with about as good a model as any, or None.
+    clip_norm
+        The adaptive clip norm of the next private round; None if there is none.
     """
 
     norms: Mapping[str, Norms] = field(default_factory=dict)
@@ -73,6 +76,7 @@ class History:
     agreements: Sequence[Mapping[str, float]] = field(default_factory=list)
     left_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     good_round: int | None = None
+    clip_norm: float | None = None
 
     def after(
         self,
@@ -130,6 +134,8 @@ class History:
             document["agreements"] = self.agreements
         if self.left_out:
             document["left_out"] = self.left_out
+        if self.clip_norm is not None:
+            document["clip_norm"] = self.clip_norm
         return document
 
 
@@ -201,6 +207,12 @@ class CheckpointFolder:
         self._gains = JsonLines(folder / GAINS)
         self._num_gains: int | None = None  # lines in the file; None if not known
         self._gains_digest = hashlib.sha256()
+
+    @property
+    def releases(self) -> JsonLines:
+        """File of the private releases to real clients; going back keeps it whole."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return JsonLines(self._folder / _RELEASES)
 
     @property
     def waiting(self) -> Path:

@@ -67,6 +67,8 @@ def leeway(
     counts, weights
         Training examples of each client, before and after `cap_claims`.
     """
+    if not counts:  # a private round may have no clients
+        return {}
     usual = statistics.median_low(counts.values())
     return {
         name: min(1.0, _FULL_LENGTH_UP_TO * usual / weights[name])

@@ -62,12 +62,14 @@ class LoggingObserver(Observer):
 
     def round_finished(self, record: RoundRecord) -> None:
         """Log the figures of a round."""
+        privacy = f", epsilon {record['epsilon']:.3g}" if "epsilon" in record else ""
         self._log.info(
-            "round %d/%d: train loss %.3f, %d clients, %.1f s",
+            "round %d/%d: train loss %.3f, %d clients%s, %.1f s",
             record["server_round"],
             self._num_rounds,
             record["train_loss"],
             record["num_clients"],
+            privacy,
             record["seconds"],
         )
 
@@ -136,6 +138,8 @@ def round_figures(record: Mapping[str, float | int]) -> str:
     phrases.append(f"{record['num_clients']} clients")
     if record["num_failed"]:
         phrases.append(f"{record['num_failed']} failed")
+    if "epsilon" in record:
+        phrases.append(f"epsilon {record['epsilon']:.3g}")
     phrases.append(f"{record['seconds']:.1f} s")
     if "virtual_seconds" in record:
         phrases.append(f"{record['virtual_seconds'] / 3600:.2f} virtual hours")

@@ -140,6 +140,7 @@ class _TrainingForm(_DocumentForm):
     state_sha256: str = ""
     validation: _ValidationForm | None = None
     left_out: list[_LeftOutForm] = []
+    privacy: dict[str, Any] = {}
 
 
 class _DistributionForm(_DocumentForm):

@@ -4,14 +4,12 @@ import functools
 import itertools
 import logging
 import math
-import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from knnper.errors import RunError, printable
+from knnper.errors import RunError
 from knnper.experiment import BufferedTiming, UtilitySelection, is_timed_by_clients
 from knnper.records import canonical, fingerprint
 from knnper.secure.server import TooFewClientsError
@@ -22,13 +20,13 @@ from knnper.server.checkpoints import (
     History,
 )
 from knnper.server.claims import cap_claims, leeway
-from knnper.server.distribution import in_groups, requests_to_personalize
 from knnper.server.explosion import ExplodedError, explosion_sign, median_loss
 from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
-from knnper.server.plausibility import validation_problem
+from knnper.server.private_training import private_training
 from knnper.server.roster import Roster
+from knnper.server.round_record import round_record
 from knnper.server.schedule import (
     RoundSchedule,
     Schedule,
@@ -48,16 +46,16 @@ from knnper.server.screening import (
 from knnper.server.secure_rounds import SecureRounds
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
+from knnper.server.validation import validation_accuracies
 from knnper.strategies.core.assembly import Assembly
-from knnper.strategies.core.evaluation import Validation
 from knnper.strategies.core.method import UNSEEN_CLIENT, origins
 from knnper.strategies.core.records import NoState
 from knnper.transport.messages import Purpose
 
-# Failed clients with a reason in a round's record.
-MOST_NAMED = 100
-# The same, in the error that ends a run.
+# Failed clients with a reason in the error that ends a run.
 MOST_QUOTED = 5
+# Above any finite norm of float32 numbers.
+_ANY_NORM = 1e100
 
 _FAILED = "round %d: client %s failed: %s"
 
@@ -78,6 +76,8 @@ class _RoundOutcome:
         See `Screening.clipped`.
     explosion
         The sign that the training explodes, or empty.
+    privacy
+        Figures of the record about privacy.
     """
 
     state: Any
@@ -85,6 +85,7 @@ class _RoundOutcome:
     tally: Tally
     clipped: Mapping[str, float]
     explosion: str
+    privacy: Mapping[str, float]
 
 
 class RoundLoop:
@@ -120,6 +121,9 @@ class RoundLoop:
         self.titles = roster.titles()
         self.on_round = on_round
         self.on_return = on_return
+        self.privacy = private_training(
+            assembly, len(self.clients), federation, checkpoints
+        )
         self._warned_of_count: set[str] = set()
         self._warned_of_clipping: set[str] = set()
         self._history = History()
@@ -203,6 +207,10 @@ class RoundLoop:
         num_exploding = 0
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
             began = time.monotonic()
+            if self.privacy is not None and not self.privacy.allows(server_round):
+                if not _is_due(server_round - 1, self.run.checkpoint_every):
+                    writer.save(server_round - 1, state, history, ())
+                break
             present = Checkpoint(server_round - 1, state, "", history)
             self._models[server_round - 1] = present
             self.schedule.learn(history.gains)
@@ -212,7 +220,15 @@ class RoundLoop:
             self._history = history
             needed = self.schedule.needed_after(server_round)
             self._models = {number: self._models[number] for number in needed}
-            record = self._record(server_round, cohort, outcome)
+            record = round_record(
+                server_round,
+                cohort,
+                outcome.tally,
+                outcome.clipped,
+                history,
+                self.training,
+            )
+            record.update(outcome.privacy)
             is_last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
                 present = Checkpoint(server_round, state, "", history)
@@ -232,38 +248,6 @@ class RoundLoop:
                 earlier = tuple(self._models.values())
                 writer.save(server_round, state, history, earlier)
 
-    def _record(
-        self, server_round: int, cohort: Cohort, outcome: _RoundOutcome
-    ) -> dict[str, Any]:
-        """Make the record of a round, without validation and seconds."""
-        tally, titles = outcome.tally, self.titles
-        record: dict[str, Any] = {
-            "server_round": server_round,
-            "num_clients": len(tally.used),
-            "num_failed": len(tally.failures),
-            "train_loss": tally.train_loss,
-            "bytes_down": tally.bytes_down,
-            "bytes_up": tally.bytes_up,
-            "learning_rate": self.training.learning_rate_at(server_round),
-            **_time_figures(cohort, server_round),
-        }
-        if cohort.replies is not None:
-            record["participants"] = {
-                titles.get(client, client): server_round - 1 - cohort.versions[client]
-                for client in sorted(tally.used)
-            }
-        if outcome.clipped:
-            clipped = itertools.islice(outcome.clipped.items(), MOST_NAMED)
-            record["clipped"] = {
-                titles.get(client, client): times for client, times in clipped
-            }
-        if left_out := sorted(outcome.history.left_out):
-            record["left_out"] = [titles.get(client, client) for client in left_out]
-        if tally.failures:
-            failures = itertools.islice(tally.failures.items(), MOST_NAMED)
-            record["failures"] = dict(failures)
-        return record
-
     def _attempt_round(
         self, history: History, server_round: int, cohort: Cohort
     ) -> _RoundOutcome:
@@ -280,7 +264,7 @@ class RoundLoop:
         if cohort.num_asked is not None:
             num_spare = self.run.max_failed_fraction * cohort.num_asked
         for attempts_left in reversed(range(self.federation.round_attempts)):
-            if replies is None:
+            if replies is None and ordered:
                 self.federation.await_clients(ordered, least)
             try:
                 return self._make_round(
@@ -321,30 +305,40 @@ class RoundLoop:
             most=limits.max_share,
             most_times=limits.max_weight_ratio,
         )
-        self._warn_of_large_counts(counts, weights)
+        privacy, max_norm_ratio = self.privacy, self.run.max_update_norm_ratio
+        # Noise hides one client in a sum, but not in a comparison of clients.
+        compares = privacy is None or not privacy.is_noisy
+        if privacy is None:
+            self._warn_of_large_counts(counts, weights)
+        elif privacy.clips_sum:
+            max_norm_ratio = _ANY_NORM
         tally = Tally(weights, self.titles)
         checks = UpdateChecks(
             num_train=weights,
             update_type=self.method.update_type,
-            max_norm_ratio=self.run.max_update_norm_ratio,
+            max_norm_ratio=max_norm_ratio,
             update_problem=self.method.update_problem,
             started_from=self.method.started_from,
             decoded=self.method.decoded,
-            notes_directions=not self.federation.trusts_clients,
+            notes_directions=compares and not self.federation.trusts_clients,
         )
         screening = Screening(
-            most=self.run.max_update_median_ratio,
+            most=self.run.max_update_median_ratio if compares else None,
             past=history.norms,
             rate=self.training.learning_rate_at(server_round),
             leeway=leeway(counts, weights, self.claimed),
             folder=self.checkpoints.waiting,
-            clipping=self._clipping(),
+            clipping=self._clipping() if compares else None,
         )
         # 2. A stream of replies, checked, screened and aggregated one by one.
         requests = self._requests(history, server_round, versions, checks, tally)
         keep_rounds = self.checkpoints.rounds_for_clients()
         step = Step(Purpose.TRAIN, server_round, keep_rounds)
         state = self._models[server_round - 1].state
+        private = None
+        if privacy is not None:
+            payload = self._payload(UNSEEN_CLIENT, server_round - 1)
+            private = privacy.begin(payload, server_round, history.clip_norm)
         try:
             if self._secure_rounds is None:
                 if known is None:
@@ -355,10 +349,18 @@ class RoundLoop:
                 accepted = screening.passed(usable, len(versions), tally.fail)
                 updates = self._rebase(tally.using(accepted), server_round, versions)
             else:
+                of_each = weights if privacy is None else dict.fromkeys(weights, 1)
                 updates = self._secure_rounds.updates(
-                    step, list(requests), weights, tally, num_spare
+                    step, list(requests), of_each, tally, num_spare
                 )
-            new_state = self._aggregate(state, updates, server_round, tally)
+            if private is not None and not compares:
+                private.add_all(updates)
+                if self._secure_rounds is not None:
+                    private.multiply(len(tally.used))  # it was the mean
+            else:
+                if private is not None:
+                    updates = private.alike(updates, min(weights.values()))
+                new_state = self._aggregate(state, updates, server_round, tally)
         except TooFewClientsError as error:
             raise self._failed(server_round, tally, num_spare, str(error)) from error
         finally:
@@ -366,20 +368,30 @@ class RoundLoop:
                 log.warning(_FAILED, server_round, client, reason)
         if len(tally.failures) > num_spare:
             raise self._failed(server_round, tally, num_spare)
+        if private is not None and not compares:
+            new_state = private.release(state)
         self._warn_of_clipping(screening.clipped)
         # 3. The history for the next rounds.
         loss = median_loss(loss for _, loss in tally.losses)
-        explosion = explosion_sign(loss, history.lowest_loss, screening.distances())
+        distances = screening.distances() if compares else {}
+        explosion = explosion_sign(loss, history.lowest_loss, distances)
         history = history.after(
-            server_round, screening.norms(), None if explosion else loss, tally.used
+            server_round,
+            screening.norms() if compares else {},
+            None if explosion else loss,
+            tally.used,
         )
+        figures: Mapping[str, float] = {}
+        if private is not None:
+            history = replace(history, clip_norm=private.next_clip_norm())
+            figures = private.training.figures(server_round, private.clip_norm)
         if isinstance(self.training.selection, UtilitySelection):
             history = replace(history, gains=[*history.gains, tally.gains()])
         if checks.notes_directions:
             of_rounds = [*history.agreements, agreements(checks.sketches)]
             history = replace(history, agreements=of_rounds[-ROUNDS_COMPARED:])
         return _RoundOutcome(
-            canonical(new_state), history, tally, screening.clipped, explosion
+            canonical(new_state), history, tally, screening.clipped, explosion, figures
         )
 
     def _clipping(self) -> Clipping | None:
@@ -519,6 +531,9 @@ class RoundLoop:
             for client, size in self.clients.items()
             if client not in start.history.left_out
         }
+        if self.privacy is not None:
+            selection = self.privacy.selection()
+            return RoundSchedule(sorted(sizes), training.participation, selection)
         if not is_timed_by_clients(training):
             return schedule_of(training, sizes, self.method, self.key)
         if not isinstance(self.federation, LiveFederation):
@@ -544,47 +559,12 @@ class RoundLoop:
 
         Clients that are busy or left out, and clients that fail, do not count.
         """
-        server_round, state = trained.server_round, trained.state
-        key = self.key.child("broadcast", server_round)
         skipped = {*self.schedule.busy(), *trained.history.left_out}
-        num_validation = self.roster.num_validation()
-        free = {
-            name: count for name, count in num_validation.items() if name not in skipped
-        }
-        if self.run.validate_personal:
-            of_all = self.roster.sizes()
-            sizes = {name: of_all[name] for name in free}
-            requests = requests_to_personalize(self.method, trained, key, sizes, sizes)
-        else:
-            unseen = key.child(UNSEEN_CLIENT)
-            reference = self.method.broadcast(state, UNSEEN_CLIENT, unseen)
-            requests = (Request(group, reference) for group in in_groups(free))
         keep_rounds = self.checkpoints.rounds_for_clients()
-        step = Step(Purpose.VALIDATE, server_round, keep_rounds)
-        counts: Counter[str] = Counter()
-        for reply in self.federation.exchange(step, requests):
-            most = sum(num_validation[name] for name in reply.clients)
-            problem = reply.failure or validation_problem(reply.record, most)
-            if problem:
-                names = (self.titles.get(name, name) for name in reply.clients)
-                log.warning(_FAILED, server_round, ", ".join(names), problem)
-                continue
-            validation: Validation = reply.record
-            for name, reason in validation.failures.items():
-                title = self.titles.get(name, printable(name))
-                log.warning(_FAILED, server_round, title, printable(reason))
-            counts["right"] += validation.reference.num_correct
-            counts["all"] += validation.reference.num_examples
-            counts["personal right"] += validation.num_personal_correct
-            counts["personal"] += validation.num_personal
-        accuracies = {}
-        if counts["all"]:
-            accuracies["validation_accuracy"] = counts["right"] / counts["all"]
-        if counts["personal"]:
-            accuracies["validation_accuracy_personal"] = (
-                counts["personal right"] / counts["personal"]
-            )
-        return accuracies
+        step = Step(Purpose.VALIDATE, trained.server_round, keep_rounds)
+        return validation_accuracies(
+            self.assembly, self.federation, self.roster, step, trained, skipped
+        )
 
 
 def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
@@ -599,20 +579,6 @@ def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
     keeps_state = assembly.method.client_state_type is not NoState
     history = History(trained_in={} if keeps_state else None)
     return Checkpoint(0, state, fingerprint(state), history)
-
-
-def _time_figures(cohort: Cohort, server_round: int) -> dict[str, float]:
-    """Return the figures of a round about time and staleness; none without a clock."""
-    if cohort.ended_s is None and cohort.replies is None:
-        return {}
-    staleness = [server_round - 1 - version for version in cohort.versions.values()]
-    virtual = {} if cohort.ended_s is None else {"virtual_seconds": cohort.ended_s}
-    return {
-        **virtual,
-        "num_late": cohort.num_late,
-        "staleness": statistics.fmean(staleness),
-        "staleness_max": max(staleness),
-    }
 
 
 def _is_due(server_round: int, every: int) -> bool:

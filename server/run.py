@@ -19,6 +19,7 @@ from knnper.server.distribution import ModelDistribution
 from knnper.server.distribution_log import Reported, ShownResults
 from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
+from knnper.server.private_training import PrivacyPlan, privacy_summary
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
@@ -74,7 +75,12 @@ class Conductor:
         """Make the missing rounds; return the last state."""
         experiment = self.assembly.experiment
         identity = results_identity(experiment)
-        self.folder.write_manifest(experiment, roster.split, command)
+        plan = self._privacy_plan(roster)
+        conditions = {}
+        if plan is not None:
+            planned = plan.epsilon_after(self.assembly.method.num_rounds)
+            conditions["privacy"] = {"epsilon": planned, **plan.as_document()}
+        self.folder.write_manifest(experiment, roster.split, command, conditions)
         most = self.assembly.experiment.run.keep_checkpoints
         checkpoints = CheckpointFolder(self.folder.checkpoints, identity, most)
         latest = checkpoints.load_latest(self.assembly.method.state_type)
@@ -127,6 +133,7 @@ class Conductor:
                 "personalization_seconds": time.monotonic() - began + seconds,
                 "state_sha256": trained.fingerprint,
                 **_left_out(trained.history, titles),
+                **self._privacy(roster),
             },
             "model_distribution": {
                 "num_clients": len(served),
@@ -156,6 +163,20 @@ class Conductor:
         if predictions is not None:
             predictions.forget_parts()
         return served
+
+    def _privacy_plan(self, roster: Roster) -> PrivacyPlan | None:
+        num_clients = len(roster.trainable())
+        num_rounds = self.assembly.method.num_rounds
+        return PrivacyPlan.of(self.assembly.experiment, num_clients, num_rounds)
+
+    def _privacy(self, roster: Roster) -> Mapping[str, Any]:
+        """Make the entry of ``results.json`` about privacy, if the run has any."""
+        plan, rounds = self._privacy_plan(roster), self.folder.rounds()
+        if plan is None:
+            return {}
+        summary = privacy_summary(self.assembly.experiment, plan, rounds)
+        stopped = len(rounds) < self.assembly.method.num_rounds
+        return {"privacy": {**summary, "stopped_at_budget": stopped}}
 
     def _participation(
         self, roster: Roster, history: History

@@ -281,11 +281,15 @@ class RunFolder:
         return DistributionLog(self.path / "personalization.jsonl")
 
     def write_manifest(
-        self, experiment: Experiment, split: str, command: Sequence[str]
+        self,
+        experiment: Experiment,
+        split: str,
+        command: Sequence[str],
+        conditions: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Write the conditions under which the run began, or add that it was resumed.
 
-        ``split`` is the hash of the partition.
+        ``split`` is the hash of the partition, ``conditions`` are further entries.
         """
         started = datetime.now(UTC).isoformat(timespec="seconds")
         start: dict[str, Any] = {"command": list(command), "started": started}
@@ -294,7 +298,8 @@ class RunFolder:
             manifest = self.manifest()
             manifest["resumed"].append(start)
         else:
-            conditions: dict[str, Any] = {
+            conditions = {
+                **conditions,
                 "results_identity": results_identity(experiment),
                 "partition_hash": split,
             }

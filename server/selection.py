@@ -15,6 +15,7 @@ where the code has 70 %.
 """
 
 import functools
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from knnper.experiment import (
     TrainingSettings,
     UtilitySelection,
 )
+from knnper.privacy import NoiseSource, seeded_noise
 from knnper.seeding import RandomKey
 
 CUTOFF = (
@@ -64,6 +66,24 @@ class Uniform(ClientSelection):
     @override
     def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
         return draw(clients, count, server_round, self.key)
+
+
+@dataclass(frozen=True)
+class Poisson(ClientSelection):
+    """Selects each client with the same probability, independently of all others.
+
+    So a round may have any number of clients, also none; ``count`` is not used.
+    """
+
+    key: RandomKey
+    probability: float
+    noise_source: NoiseSource = seeded_noise
+
+    @override
+    def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
+        generator = self.noise_source(self.key.child("participants", server_round))
+        is_drawn = generator.random(len(clients)) < self.probability
+        return sorted(itertools.compress(clients, is_drawn))
 
 
 @dataclass

@@ -90,6 +90,13 @@ def _with_more_rounds(
             f"{method.needs_num_rounds}; start again with the larger number"
         )
         problems.append(Problem("method", message))
+    privacy = after.privacy
+    if privacy is not None and privacy.noise_multiplier is None:
+        message = (
+            "found null, expected the noise multiplier of the finished run: noise that "
+            "follows from epsilon depends on the number of rounds; start again"
+        )
+        problems.append(Problem("privacy.noise_multiplier", message))
     if problems:
         raise ConfigError(problems, str(source))
     return after

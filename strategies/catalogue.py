@@ -36,6 +36,7 @@ from knnper.strategies.core.optimizers import (
     OWN_OPTIMIZER,
     optimizer_problem,
 )
+from knnper.strategies.core.private_updates import privacy_problems
 from knnper.strategies.core.summed_updates import secure_problems
 
 
@@ -166,6 +167,7 @@ def catalogue_of(
             *of_input,
             *method_of(chosen).check(chosen.settings, experiment),
             *_training_problems(experiment),
+            *privacy_problems(experiment, method_of(chosen)),
             *secure_problems(experiment, method_of(chosen)),
             *_personalization_problems(experiment),
             *personalizer_of(on_top).check(on_top.settings, experiment),

@@ -44,7 +44,7 @@ class BaseSettings(Settings):
 
     Attributes
     ----------
-    data, partition, model, training, run, own_code
+    data, partition, model, training, privacy, run, own_code
         As in an experiment.
     """
 
@@ -52,6 +52,7 @@ class BaseSettings(Settings):
     partition: Section
     model: Section
     training: Section = field(default_factory=dict)
+    privacy: Section = field(default_factory=dict)
     run: Section = field(default_factory=dict)
     own_code: str | None = None
 
@@ -64,7 +65,7 @@ class RowSettings(Settings):
     ----------
     method, personalization
         As in an experiment.
-    model, training
+    model, training, privacy
         Changes within these sections of the base.
     grid
         Values to choose from on validation data, by dotted key. They replace those of
@@ -80,6 +81,7 @@ class RowSettings(Settings):
     personalization: Section = field(default_factory=dict)
     model: Section = field(default_factory=dict)
     training: Section = field(default_factory=dict)
+    privacy: Section = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
     follows: str | None = None
     title: str | None = None
@@ -211,6 +213,7 @@ def _point_builder(
             "partition": base.partition,
             "model": {**base.model, **row.model},
             "training": {**base.training, **row.training},
+            "privacy": {**base.privacy, **row.privacy} or None,
             "method": row.method,
             "personalization": row.personalization,
             "run": base.run,

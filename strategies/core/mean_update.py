@@ -31,6 +31,23 @@ def differences(method: Method, payload: Any, update: Any) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
+def moved_update(method: Method, payload: Any, update: Any, difference: Tensor) -> Any:
+    """Return an update with another difference from the payload, of shape (d,)."""
+    parts = take_apart(update)
+    ordered = sorted(parts.tensors.items())
+    expected = sum(tensor.numel() for _, tensor in ordered)
+    if difference.shape != (expected,):
+        found = tuple(difference.shape)
+        raise ValueError(f"expected a difference of shape ({expected},), found {found}")
+    started = origins(method, payload, update)
+    values = torch.split(difference, [tensor.numel() for _, tensor in ordered])
+    tensors = {
+        path: (_origin(started, path, tensor) + value.view(tensor.shape)).float()
+        for (path, tensor), value in zip(ordered, values, strict=True)
+    }
+    return put_together(type(update), Parts(tensors, parts.structure))
+
+
 def synthetic_update(
     method: Method, payload: Any, template_update: Any, mean_difference: Tensor
 ) -> Any:
@@ -40,19 +57,8 @@ def synthetic_update(
     result counts one example and has no train loss (NaN). To be aggregated alone:
     ``method.aggregate(state, iter([("", update)]))``.
     """
-    parts = take_apart(replace(template_update, num_examples=1, train_loss=math.nan))
-    ordered = sorted(parts.tensors.items())
-    expected = sum(tensor.numel() for _, tensor in ordered)
-    if mean_difference.shape != (expected,):
-        found = tuple(mean_difference.shape)
-        raise ValueError(f"expected a difference of shape ({expected},), found {found}")
-    started = origins(method, payload, template_update)
-    values = torch.split(mean_difference, [tensor.numel() for _, tensor in ordered])
-    tensors = {
-        path: (_origin(started, path, tensor) + value.view(tensor.shape)).float()
-        for (path, tensor), value in zip(ordered, values, strict=True)
-    }
-    return put_together(type(template_update), Parts(tensors, parts.structure))
+    counted = replace(template_update, num_examples=1, train_loss=math.nan)
+    return moved_update(method, payload, counted, mean_difference)
 
 
 def _origin(started: Mapping[str, Tensor], path: str, tensor: Tensor) -> Tensor:

@@ -151,7 +151,9 @@ def train(
         for name, size in SIZES.items()
     ]
     training = TrainingSettings(num_rounds=num_rounds, participation=participation)
-    experiment = SimpleNamespace(training=training, run=RunSettings(**run))
+    experiment = SimpleNamespace(
+        training=training, run=RunSettings(**run), privacy=None
+    )
     trained_method = method(num_rounds, update_problem)
     assembly: Any = SimpleNamespace(
         method=trained_method, key=RandomKey(0), experiment=experiment

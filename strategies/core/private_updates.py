@@ -1,0 +1,220 @@
+"""Clipping and noise at the clients, for differential privacy.
+
+The change Δ of a client's update from what it was sent is scaled to a norm of at most
+S, Δ min(1, S / ‖Δ‖) (McMahan et al. 2018, "Learning Differentially Private Recurrent
+Language Models"). With noise at the clients, each of m adds Gaussian noise of standard
+deviation σ S / √m to each coordinate, so that their sum has σ S.
+
+The noise is added in floating point: an attacker who can measure the last bits of an
+update may learn more than ε allows (Mironov 2012).
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import (
+    Experiment,
+    PrivacySettings,
+    SynchronousTiming,
+    UniformSelection,
+)
+from knnper.privacy import NoiseSource
+from knnper.seeding import RandomKey
+from knnper.strategies.core.mean_update import differences, moved_update
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.processing import UpdateProcessor
+from knnper.strategies.core.task import Task
+
+
+def length(difference: Tensor) -> float:
+    """Return the Euclidean norm of a difference (d,).
+
+    The bits of the result do not depend on the number of threads, as those of a BLAS
+    would.
+    """
+    return float(np.sqrt(np.square(difference.numpy(), dtype=np.float64).sum()))
+
+
+def clipped(
+    method: Method, payload: Any, update: Any, clip_norm: float
+) -> tuple[Any, bool]:
+    """Clip the change of an update; return it, and whether it was too long.
+
+    An update that is no longer than ``clip_norm`` is returned as it is.
+    """
+    difference = differences(method, payload, update)
+    norm = length(difference)
+    if norm <= clip_norm:
+        return update, False
+    scaled = difference * (clip_norm / norm)
+    return moved_update(method, payload, update, scaled), True
+
+
+def noisy(
+    method: Method,
+    payload: Any,
+    update: Any,
+    standard_deviation: float,
+    generator: np.random.Generator,
+) -> Any:
+    """Add Gaussian noise to each coordinate of an update's change."""
+    difference = differences(method, payload, update).double()
+    noise = generator.normal(0.0, standard_deviation, len(difference))
+    moved = difference + torch.from_numpy(noise)
+    return moved_update(method, payload, update, moved)
+
+
+class ClippedUpdates(UpdateProcessor):
+    """Clips the updates of a method."""
+
+    def __init__(self, task: Task, method: Method, clip_norm: float) -> None:
+        super().__init__(task, method, NoSettings())
+        self.clip_norm = clip_norm
+
+    @override
+    def process(
+        self,
+        payload: Any,
+        update: Any,
+        client_state: Any,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[Any, None]:
+        return clipped(self, payload, update, self.clip_norm)[0], None
+
+
+class NoisyUpdates(UpdateProcessor):
+    """Adds noise to the updates of a method."""
+
+    def __init__(
+        self,
+        task: Task,
+        method: Method,
+        standard_deviation: float,
+        noise_source: NoiseSource,
+    ) -> None:
+        super().__init__(task, method, NoSettings())
+        self.standard_deviation = standard_deviation
+        self.noise_source = noise_source
+
+    @override
+    def process(
+        self,
+        payload: Any,
+        update: Any,
+        client_state: Any,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[Any, None]:
+        generator = self.noise_source(rng.child("privacy noise"))
+        deviation = self.standard_deviation
+        return noisy(self, payload, update, deviation, generator), None
+
+
+def private_updates(
+    task: Task, method: Method, privacy: PrivacySettings, noise_source: NoiseSource
+) -> Method:
+    """Wrap a method in the clients' part of a run's section ``privacy``.
+
+    Raises ConfigError if the model has buffers.
+    """
+    if len(task.model.buffers):
+        message = (
+            "found a model with running statistics (BatchNorm) with privacy, expected "
+            "one without: they are averages of the clients' data, in units that have "
+            "nothing to do with those of weights; choose GroupNorm or LayerNorm, or "
+            "train the head of a frozen model"
+        )
+        raise ConfigError([Problem("model.name", message)])
+    if privacy.adaptive is None:
+        method = ClippedUpdates(task, method, privacy.clip_norm)
+    if privacy.noise_at == "clients" and privacy.is_private:
+        noise = (privacy.noise_multiplier or 0.0) * privacy.clip_norm
+        share = noise / math.sqrt(privacy.noise_shares or 1)
+        method = NoisyUpdates(task, method, share, noise_source)
+    return method
+
+
+def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterable[Problem]:
+    """Yield conflicts of the section ``privacy`` with itself and with the others."""
+    privacy, training = experiment.privacy, experiment.training
+    if privacy is None:
+        return
+    if not method.takes_mean:
+        message = (
+            f"found {experiment.method.name} with privacy, expected a method whose "
+            "server takes a mean of the updates, such as fedavg: the noise hides one "
+            "client in a sum, and this method does not only sum"
+        )
+        yield Problem("method.name", message)
+    timing = training.timing
+    if timing.name != "synchronous" or training.devices is not None:
+        message = (
+            "found virtual time or buffered steps with privacy, expected neither: who "
+            "takes part must not depend on how fast a client is; leave out "
+            "training.devices and training.timing"
+        )
+        yield Problem("training.timing", message)
+    elif timing != SynchronousTiming():
+        message = (
+            "found over-selection or a deadline with privacy, expected neither: "
+            "dropped clients would change the sampling that is accounted for"
+        )
+        yield Problem("training.timing", message)
+    if training.selection != UniformSelection():
+        message = (
+            f"found {training.selection.name} with privacy, expected uniform: a client "
+            "must not be selected by what is in its data"
+        )
+        yield Problem("training.selection", message)
+    if privacy.noise_multiplier is None and privacy.epsilon is None:
+        message = (
+            "found neither noise_multiplier nor epsilon, expected at least one: the "
+            "noise, or the budget from which it follows"
+        )
+        yield Problem("privacy", message)
+    if privacy.noise_multiplier == 0 and privacy.epsilon is not None:
+        message = (
+            f"found {privacy.epsilon:g} with noise_multiplier = 0, expected null: "
+            "without noise there is no epsilon"
+        )
+        yield Problem("privacy.epsilon", message)
+    if privacy.noise_at == "server" and privacy.noise_shares is not None:
+        message = "found a number with noise_at = server, expected null"
+        yield Problem("privacy.noise_shares", message)
+    if privacy.noise_at == "clients":
+        yield from _client_noise_problems(privacy)
+    adaptive = privacy.adaptive
+    if adaptive is not None and (
+        privacy.noise_at == "clients" or training.secure_aggregation is not None
+    ):
+        message = (
+            "found settings with noise_at = clients or with secure aggregation, "
+            "expected null: adaptive clipping needs a server that sees single updates"
+        )
+        yield Problem("privacy.adaptive", message)
+    if adaptive is not None and adaptive.count_noise is not None:
+        least = (privacy.noise_multiplier or 0.0) / 2
+        if adaptive.count_noise <= least:
+            message = (
+                f"found {adaptive.count_noise:g}, expected more than {least:g}, half "
+                "the noise multiplier: the number of unclipped updates is released, too"
+            )
+            yield Problem("privacy.adaptive.count_noise", message)
+
+
+def _client_noise_problems(privacy: PrivacySettings) -> Iterable[Problem]:
+    for name in ("noise_multiplier", "noise_shares"):
+        if getattr(privacy, name) is None:
+            message = (
+                "found null with noise_at = clients, expected a number: clients do not "
+                "know how many they are"
+            )
+            yield Problem(f"privacy.{name}", message)
