@@ -220,6 +220,7 @@ class SiteNode:
             learned = dataclasses.replace(
                 learned,
                 on_trained=lambda steps, examples: trained.append((steps, examples)),
+                noise_source=system_noise,
             )
             assembly = assemble_with_task(
                 experiment,

@@ -249,6 +249,31 @@ class SgdSettings(Settings):
 
 
 @dataclass(frozen=True)
+class ExamplePrivacySettings(Settings):
+    """Differential privacy of each training example at its client (DP-SGD).
+
+    Mini-batches are sampled independently of each other (Poisson sampling), the
+    gradient of each example is clipped, and their sum gets Gaussian noise. The server
+    learns no train loss.
+
+    Attributes
+    ----------
+    clip_norm
+        C, the largest norm of the gradient of one example; useful from 0.1 to 10, about
+        the median of these norms.
+    noise_multiplier
+        σ: the noise on the sum of a mini-batch has the standard deviation σ C in each
+        coordinate; useful from 0.5 to 2. 0 is no noise, and no privacy.
+    delta
+        δ, below 1 / n for a client's n training examples. Null: n^-1.1 at each client.
+    """
+
+    clip_norm: PositiveFloat
+    noise_multiplier: NonNegativeFloat
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
+@dataclass(frozen=True)
 class TrainingSettings(Settings):
     """Federated training: rounds, participation, local optimisation.
 
@@ -291,6 +316,9 @@ class TrainingSettings(Settings):
     clip_norm
         Largest Euclidean norm of the loss's gradient; longer gradients are scaled to
         it. Null: no limit.
+    example_privacy
+        Noise on the gradients of local training, which makes each example of a client
+        private; null: none.
     compression
         Compression of the clients' updates: ``top_k``, ``quantize`` or ``sign`` with
         its settings, such as ``{name: top_k, fraction: 0.01}``, or your own; null
@@ -322,6 +350,7 @@ class TrainingSettings(Settings):
     loss: Choice[Settings] = field(default=Choice("cross_entropy", Settings()))
     class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
     clip_norm: PositiveFloat | None = None
+    example_privacy: ExamplePrivacySettings | None = None
     compression: Choice[Settings] | None = None
     devices: DeviceSettings | None = None
     timing: Timing = SynchronousTiming()

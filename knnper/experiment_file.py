@@ -321,6 +321,12 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
             "clients one by one, expected uniform; remove one of the two settings"
         )
         yield Problem("training.selection", message)
+    if training.example_privacy is not None and training.class_weights == "balanced":
+        message = (
+            "found balanced with example_privacy, expected fixed weights or null: a "
+            "client's label counts are not private"
+        )
+        yield Problem("training.class_weights", message)
     optimizer = training.optimizer.name
     for name in ("momentum", "weight_decay"):
         if optimizer != "SGD" and getattr(training, name):
@@ -351,8 +357,9 @@ def to_document(experiment: Experiment) -> dict[str, Any]:
         if document[name] is None:
             del document[name]
     # Absent, so that documents and identities of other experiments stay as they were.
-    if experiment.training.secure_aggregation is None:
-        del document["training"]["secure_aggregation"]
+    for name in ("example_privacy", "secure_aggregation"):
+        if getattr(experiment.training, name) is None:
+            del document["training"][name]
     return document
 
 

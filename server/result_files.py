@@ -141,6 +141,7 @@ class _TrainingForm(_DocumentForm):
     validation: _ValidationForm | None = None
     left_out: list[_LeftOutForm] = []
     privacy: dict[str, Any] = {}
+    example_privacy: dict[str, Any] = {}
 
 
 class _DistributionForm(_DocumentForm):

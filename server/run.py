@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +26,11 @@ from knnper.server.results import summarise_groups, training_summary
 from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import RunFolder
-from knnper.server.schedule import participation_of, schedule_of
+from knnper.server.schedule import Schedule, participation_of, schedule_of
 from knnper.strategies.catalogue import own_title
 from knnper.strategies.core.assembly import Assembly
+from knnper.strategies.core.private_examples import epsilon_of_examples
+from knnper.strategies.core.training import num_steps
 
 
 @contextlib.contextmanager
@@ -134,6 +138,7 @@ class Conductor:
                 "state_sha256": trained.fingerprint,
                 **_left_out(trained.history, titles),
                 **self._privacy(roster),
+                **self._example_privacy(roster, trained.history),
             },
             "model_distribution": {
                 "num_clients": len(served),
@@ -184,6 +189,15 @@ class Conductor:
         assembly, titles = self.assembly, roster.titles()
         if is_timed_by_clients(assembly.experiment.training):
             return participation_of(self.folder.rounds())
+        schedule = self._schedule(roster, history)
+        participation = schedule.client_figures(assembly.method.num_rounds)
+        return {
+            titles.get(name, name): figures for name, figures in participation.items()
+        }
+
+    def _schedule(self, roster: Roster, history: History) -> Schedule:
+        """Make the schedule of a finished run."""
+        assembly = self.assembly
         schedule = schedule_of(
             assembly.experiment.training,
             roster.trainable(),
@@ -191,9 +205,41 @@ class Conductor:
             assembly.key,
         )
         schedule.learn(history.gains)
-        participation = schedule.client_figures(assembly.method.num_rounds)
+        return schedule
+
+    def _example_privacy(self, roster: Roster, history: History) -> Mapping[str, Any]:
+        """Return the entry of ``results.json`` about the privacy of examples.
+
+        ε is that of the client with the largest, over all rounds that it was sampled
+        for, whether it replied or not.
+        """
+        training, sizes = self.assembly.experiment.training, roster.trainable()
+        if training.example_privacy is None or not sizes:
+            return {}
+        num_rounds = Counter[str]()
+        if is_timed_by_clients(training):
+            known, titles = participation_of(self.folder.rounds()), roster.titles()
+            for name in sizes:
+                figures = known.get(titles.get(name, name), {})
+                num_rounds[name] = int(figures.get("num_rounds", 0))
+        else:
+            schedule = self._schedule(roster, history)
+            for step in range(1, self.assembly.method.num_rounds + 1):
+                num_rounds.update([*schedule.cohort(step).versions])
+        epsilon, delta = max(
+            epsilon_of_examples(
+                training, size, num_rounds[name] * num_steps(training, None, size)
+            )
+            for name, size in sizes.items()
+        )
         return {
-            titles.get(name, name): figures for name, figures in participation.items()
+            "example_privacy": {
+                "unit": "example",
+                "epsilon": epsilon if math.isfinite(epsilon) else None,
+                "delta": delta,
+                "noise_multiplier": training.example_privacy.noise_multiplier,
+                "clip_norm": training.example_privacy.clip_norm,
+            }
         }
 
     @property

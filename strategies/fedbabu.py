@@ -64,6 +64,7 @@ class FedBABU(PartlyShared):
     learns_from_validation = "all"
     reference_title = "FedBABU (before fine-tuning)"
     ends_with_global_model = True
+    sends_gradients_only = True
     client_state_type = NoState
 
     settings: FedBABUSettings

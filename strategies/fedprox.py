@@ -45,6 +45,7 @@ class FedProx(FedAvg):
     """One global model; clients are pulled towards it while they train."""
 
     title = "FedProx"
+    sends_gradients_only = True
     needs_sgd = "its proximal step is that of SGD in closed form"
     source = "Li et al. 2020, Algorithm 2"
 

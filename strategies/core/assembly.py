@@ -21,6 +21,7 @@ from knnper.strategies.catalogue import method_of, personalizer_of
 from knnper.strategies.core.compression import Compressed
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.optimizers import criterion, require_optimizer
+from knnper.strategies.core.private_examples import require_private_model
 from knnper.strategies.core.private_updates import private_updates
 from knnper.strategies.core.summed_updates import SummedUpdates
 from knnper.strategies.core.task import Task
@@ -157,4 +158,5 @@ def build_task(
         else None,
     )
     require_optimizer(task)
+    require_private_model(task)
     return task

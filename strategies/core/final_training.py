@@ -46,10 +46,14 @@ def trained_on_both_splits(
     rng: RandomKey,
     **options: Unpack[SgdOptions],
 ) -> ModelPredictor:
-    """Train one model on both splits by `local_sgd`; see `on_both_splits`."""
+    """Train one model on both splits by `local_sgd`; see `on_both_splits`.
+
+    The model stays at the client, so it is trained without `ExamplePrivacySettings`.
+    """
+    locally = replace(task, training=replace(task.training, example_privacy=None))
 
     def train(examples: Examples) -> ModelPredictor:
-        trained = local_sgd(task, weights, examples, rng=rng, **options)
+        trained = local_sgd(locally, weights, examples, rng=rng, **options)
         return ModelPredictor(task, trained.weights)
 
     return on_both_splits(data, train)

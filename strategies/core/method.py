@@ -121,6 +121,11 @@ class Method:
         updates that started from one payload, the same for all clients. A round can
         then be aggregated privately; see `strategies.core.mean_update`. Unless stated,
         false for a class that overrides `aggregate`.
+    sends_gradients_only
+        Whether an update depends on the client's data only through the gradients of one
+        `local_sgd` with its own step, and the number of examples. Each example can then
+        be private; see `strategies.core.private_examples`. Unless stated, false for a
+        class that overrides `client_update`, `local_update` or `train`.
     ends_with_global_model
         Whether ``weights`` of the last state are one trained model that is useful to
         any client without personalisation. Such a model is exported, and sites serve it
@@ -188,6 +193,7 @@ class Method:
     needs_num_rounds: ClassVar[str] = ""
 
     takes_mean: bool = True
+    sends_gradients_only: bool = True
     serves_global_model: bool = False
     personalizes_by_inference: bool = False
     state_type: type[Record] = ModelState
@@ -205,6 +211,9 @@ class Method:
         members = cls.__dict__
         if "aggregate" in members and "takes_mean" not in members:
             cls.takes_mean = False
+        trains = {"client_update", "local_update", "train"} & {*members}
+        if trains and "sends_gradients_only" not in members:
+            cls.sends_gradients_only = False
         if "title" not in members:
             return  # a base class of methods, not a method
         cls.name = members.get("name", cls.__module__.rpartition(".")[2])

@@ -55,6 +55,7 @@ class PartlyShared(Method):
     """
 
     takes_mean = True
+    sends_gradients_only = True
     update_type: type[Record] = SharedUpdate
     client_state_type: type[Record] = PersonalPart
 

@@ -14,6 +14,7 @@ from knnper.data.normalization import require_tensor
 from knnper.embedding_model import Criterion, EmbeddingModel
 from knnper.experiment import TrainingSettings
 from knnper.flat_model import FlatModel
+from knnper.privacy import NoiseSource, seeded_noise
 from knnper.seeding import RandomKey
 from knnper.strategies.core.embedding_pool import EmbeddingPool
 
@@ -36,6 +37,8 @@ class Task:
     training: TrainingSettings  # the experiment's training section
     evaluation_batch_size: int = 256  # images in one forward pass without training
     frozen: str = ""  # SHA-256 of the model's frozen weights
+    # Makes the generators of `ExamplePrivacySettings`.
+    noise_source: NoiseSource = seeded_noise
     # The root of the run's random choices, for properties of a client in all rounds.
     key: RandomKey = field(default=RandomKey(0))
     # ``ratio -> model``: builds a model with the first ⌈ratio c⌉ of each hidden layer's

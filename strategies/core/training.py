@@ -19,6 +19,7 @@ from knnper.experiment import TrainingSettings
 from knnper.flat_model import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.optimizers import Sgd, optimizer
+from knnper.strategies.core.private_examples import PrivateGradients, poisson_batches
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 
@@ -104,6 +105,17 @@ class LocalModel:
         weights = _with_class_weights(task, examples.labels, example_weights)
         self._weights = None if weights is None else weights.to(device)
         self._positions = mini_batches(len(examples), size, rng)
+        self._private: PrivateGradients | None = None
+        if task.training.example_privacy is not None:
+            sampler = task.noise_source(rng.child("private batches"))
+            self._positions = poisson_batches(len(examples), size, sampler)
+            self._private = PrivateGradients(
+                task,
+                objective,
+                trainable,
+                len(examples),
+                task.noise_source(rng.child("private gradients")),
+            )
         self._other_positions = mini_batches(len(examples), size, rng.child("other"))
         self._augment = self._augmentation(rng)
         self._gradient_hook = gradient_hook
@@ -112,7 +124,7 @@ class LocalModel:
         # or another optimizer than SGD can still move it.
         plain = task.training.optimizer.name == "SGD"
         decays = not plain or task.training.weight_decay > 0
-        moves = gradient_hook is not None or decays
+        moves = gradient_hook is not None or decays or self._private is not None
         self._fixed: tuple[Tensor, Tensor] | None = None
         if moves and trainable is not None:
             where = ~trainable[: task.model.num_parameters].to(device)
@@ -201,7 +213,11 @@ class LocalModel:
 
     def _backward(self, batch: Batch) -> Tensor:
         model = self.task.model
-        loss = self._replayed(batch) if self._is_replayable else self._pass(batch)
+        if self._private is not None:
+            inputs = self.task.normalize(batch.examples.images)
+            loss = self._private.fill(inputs, batch.examples.labels, batch.weights)
+        else:
+            loss = self._replayed(batch) if self._is_replayable else self._pass(batch)
         if self._separate:
             return loss
         if (longest := self.task.training.clip_norm) is not None:
@@ -432,6 +448,7 @@ def local_sgd(
         or local_step is not sgd_step
         or task.training.clip_norm is not None
         or task.training.optimizer.name != "SGD"
+        or task.training.example_privacy is not None
     )
     apart = contextlib.nullcontext() if needs_gradient else task.model.apart()
     with _training(task, weights, trainable), rng.child("model").torch(), apart:
@@ -451,6 +468,8 @@ def local_sgd(
     if trainable is not None:
         trained = torch.where(trainable, trained, weights)
     train_loss = float(torch.stack(losses).mean()) if losses else math.nan
+    if task.training.example_privacy is not None:
+        train_loss = math.nan  # it depends on the examples, without noise
     task.on_trained(len(losses), _effective_number(model.visited, example_weights))
     return LocalResult(trained, len(losses), train_loss)
 

@@ -559,3 +559,14 @@ def test_every_method_trains_within_the_default_limits(file: Path, method: str) 
     )
     for server_round in range(1, num_rounds + 1):
         HostileServer(file).train(settings, server_round)
+
+
+def test_noise_on_examples_is_not_from_the_seed(file: Path) -> None:
+    noise = "{clip_norm: 1.0, noise_multiplier: 1.0}"
+    private = asked(**OF_FEDAVG | {"training.example_privacy": noise})
+    updates = [HostileServer(file).train(private)[1] for _ in range(2)]
+    assert not torch.equal(updates[0].weights, updates[1].weights)
+    assert math.isnan(updates[0].train_loss)
+    plain = asked(**OF_FEDAVG)
+    updates = [HostileServer(file, run=2).train(plain)[1] for _ in range(2)]
+    assert torch.equal(updates[0].weights, updates[1].weights)

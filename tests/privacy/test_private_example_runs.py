@@ -1,0 +1,71 @@
+"""Whole runs with privacy for each example: their ε, and what the server learns."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knnper.experiment_file import load_experiment
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
+from knnper.strategies.core import method
+from knnper.strategies.core.private_examples import epsilon_of_examples
+from knnper.strategies.core.training import LocalResult, local_sgd
+from tests.strategies.method_checks import document
+
+pytestmark = pytest.mark.integration
+
+
+def test_results_hold_the_largest_epsilon_of_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = load_experiment(
+        document(
+            "knn_per",
+            partition={"name": "dirichlet", "num_clients": 5, "alpha": 0.5},
+            model={"name": "mlp", "hidden_sizes": [8]},
+            training={
+                "num_rounds": 3,
+                "participation": 0.4,
+                "local_epochs": 2,
+                "batch_size": 16,
+                "example_privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0},
+            },
+            run={"engine": "serial", "seed": 2},
+        ),
+        experiment_catalogue(),
+    )
+    steps_of_size = Counter[int]()
+
+    def counted(*arguments: Any, **options: Any) -> LocalResult:
+        result = local_sgd(*arguments, **options)
+        steps_of_size[len(arguments[2])] += result.num_steps
+        return result
+
+    monkeypatch.setattr(method, "local_sgd", counted)
+    trainings = []
+    for name in ("first", "second"):
+        steps_of_size.clear()
+        folder, bench = (
+            RunFolder.create(tmp_path / name, chosen),
+            open_workbench(chosen),
+        )
+        simulate(bench, folder, Observer(), ["test"])
+        trainings.append(folder.results()["training"])
+    training = trainings[0]
+    assert training["state_sha256"] == trainings[1]["state_sha256"]
+    assert training["train_loss"] is None
+    sizes = [*bench.roster.trainable().values()]
+    assert len({*sizes}) == 5, "each size names one client"
+    assert 0 < len(steps_of_size) < 5, "some clients did not take part"
+    spent = [
+        epsilon_of_examples(chosen.training, size, steps_of_size[size])
+        for size in sizes
+    ]
+    found = training["example_privacy"]
+    assert (found["epsilon"], found["delta"]) == max(spent)
+    assert 0 < found["epsilon"] < 100
