@@ -10,7 +10,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n 3 --dist worksteal
 BENCHMARKS := training_vs_bare_torch overhead personalize_vs_bare server_memory_ratio \
   million_clients store real_round_s idle_sites service_latency service_membership data_carrier \
-  site_leakage
+  site_leakage secure_aggregation
 # Not of `make bench`, since it installs other frameworks, each in a folder below build/peers.
 BENCHMARKS_ALONE := peers
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.

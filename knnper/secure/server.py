@@ -199,7 +199,16 @@ class SecureSum:
 
     def add_revealed(self, client: str, revealed: RevealedShares) -> None:
         """Note a client's reply of stage 3."""
-        self._revealed[self._numbers[client]] = revealed
+        number = self._numbers[client]
+        peers = self._alive(number, self._sharing)
+        for shares, owners in (
+            (revealed.self_masks, self._survivors.intersection(peers)),
+            (revealed.masking_keys, set(peers) - self._survivors),
+        ):
+            lengths = {len(from_hex(share)) for share in shares.values()}
+            if shares.keys() != owners or lengths - {SECRET_BYTES}:
+                raise SecureAggregationError("found other shares than were asked for")
+        self._revealed[number] = revealed
 
     def total(self) -> Words:
         """Return the sum of the encoded updates of the survivors, shape (d,)."""
@@ -262,16 +271,9 @@ class SecureSum:
         shares: dict[int, bytes] = {}
         for place, holder in enumerate(holders, 1):
             revealed = self._revealed.get(holder)
-            if revealed is None or len(shares) == self._threshold(number):
-                continue
-            by_owner = revealed.self_masks if of_masks else revealed.masking_keys
-            share = from_hex(by_owner.get(number, ""))
-            if len(share) != SECRET_BYTES:
-                raise SecureAggregationError(
-                    f"client {self._names[holder]} sent no share of the right kind of "
-                    f"client {self._names[number]}"
-                )
-            shares[place] = share
+            if revealed is not None and len(shares) < self._threshold(number):
+                by_owner = revealed.self_masks if of_masks else revealed.masking_keys
+                shares[place] = from_hex(by_owner[number])
         return combine_shares(shares)
 
     def _pair_masks(self, number: str, size: int) -> Iterator[tuple[Words, bool]]:

@@ -24,6 +24,7 @@ from knnper.client.runtime import DataSource, Personalized, TrainingRequest
 from knnper.client.site import CONFIG, SiteNode
 from knnper.client.site_runtime import SiteRuntime
 from knnper.data.examples import ClientData, Examples
+from knnper.secure.messages import SecureReply, SecureRequest
 from knnper.strategies.core.evaluation import ClientResults
 from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import Job
@@ -44,6 +45,11 @@ _HANG_S = 600.0
 def training(server_round: int) -> str:
     """Return the time at which a client trains in a round."""
     return f"training {server_round}"
+
+
+def secure_stage(message: str, server_round: int) -> str:
+    """Return the time at which a client answers a message of secure aggregation."""
+    return f"{message} {server_round}"
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,12 @@ class _Player(SiteRuntime):
             moved = FLIPPED[deed] * (update.weights - payload.weights)
             update = dataclasses.replace(update, weights=payload.weights - moved)
         return SPOILING.get(deed, lambda one: one)(update)
+
+    def exchange_secrets(
+        self, clients: Sequence[str], request: SecureRequest, server_round: int
+    ) -> SecureReply:
+        self.tricks.do(secure_stage(type(request.message).__name__, server_round))
+        return SiteRuntime.exchange_secrets(self, clients, request, server_round)
 
     def personalize(
         self,

@@ -301,6 +301,18 @@ def test_server_refuses_a_changed_masking_key() -> None:
         execution.server.total()
 
 
+def test_server_ignores_a_client_that_reveals_other_shares() -> None:
+    execution = _begun("unmask")
+    execution.reveal()
+    revealed = execution.revealed["000"]
+    rest = dict(list(revealed.self_masks.items())[1:])
+    for wrong in (rest, {**rest, "1": "00"}, {**rest, "1": "x"}):
+        with pytest.raises(SecureAggregationError):
+            execution.server.add_revealed(
+                "000", dataclasses.replace(revealed, self_masks=wrong)
+            )
+
+
 def test_pairwise_masks_cancel_in_each_round_of_one_key_agreement() -> None:
     secrets, keys = {}, {}
     for name in ("a", "b", "c", "d"):

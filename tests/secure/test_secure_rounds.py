@@ -10,21 +10,19 @@ import torch
 
 from knnper.client.secure_sums import SECURE
 from knnper.errors import ConfigError, RunError
-from knnper.experiment_file import load_experiment, results_identity, to_document
+from knnper.experiment_file import load_experiment, to_document
 from knnper.secure.messages import (
     KeysRequest,
     RoundPlan,
-    SecureRequest,
     UnmaskRequest,
 )
-from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
-from knnper.server.rounds import RoundLoop, TooManyFailuresError, untrained
+from knnper.server.rounds import TooManyFailuresError
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.workbench import CLIENTS, Workbench, open_workbench, runtime_of
-from knnper.transport.messages import Purpose
+from tests.secure.lost_replies import LosingReplies, Stage, losing, train, trained
 
 DOCUMENT: dict[str, Any] = {
     "name": "secure",
@@ -36,7 +34,6 @@ DOCUMENT: dict[str, Any] = {
     "run": {"seed": 0, "engine": "serial"},
 }
 NAMES = ("0000", "0001", "0002", "0003", "0004")
-Stage = type | None
 STAGES: Mapping[str, Stage] = {
     "keys": KeysRequest,
     "shares": RoundPlan,
@@ -70,55 +67,13 @@ def pairwise_bench() -> Workbench:
     return bench_of({"name": "pairwise"})
 
 
-@dataclasses.dataclass
-class LosingReplies(Federation):
-    """Forwards requests to a federation, and loses some replies of one round.
-
-    ``lost``: by client, the stage of its reply.
-    """
-
-    inner: Federation
-    lost: Mapping[str, Stage]
-    at_round: int = 1
-    num_trainings: int = 0
-
-    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
-        for request in requests:
-            self.num_trainings += step.purpose is Purpose.TRAIN
-            (reply,) = self.inner.exchange(step, [request])
-            payload = request.payload
-            stage = (
-                type(payload.message) if isinstance(payload, SecureRequest) else None
-            )
-            is_lost = self.lost.get(request.client, "no stage") == stage
-            if is_lost and step.server_round == self.at_round:
-                yield Reply(request.clients, None, "the reply was lost")
-            else:
-                yield reply
-
-
-def _federation(
-    bench: Workbench, folder: Path, lost: Mapping[str, Stage]
-) -> LosingReplies:
-    return LosingReplies(SerialFederation(runtime_of(bench, folder)), lost)
-
-
-def _train(
-    bench: Workbench, federation: Federation, folder: Path
-) -> tuple[torch.Tensor, list[RoundRecord]]:
-    records: list[RoundRecord] = []
-    checkpoints = CheckpointFolder(
-        folder / "checkpoints", results_identity(bench.experiment)
-    )
-    loop = RoundLoop(bench, federation, bench.roster, checkpoints, records.append)
-    trained = loop.train(untrained(bench, bench.roster))
-    return trained.state.weights, records
-
-
 def _trained(
     bench: Workbench, folder: Path, lost: Mapping[str, Stage] | None = None
 ) -> tuple[torch.Tensor, list[RoundRecord]]:
-    return _train(bench, _federation(bench, folder, lost or {}), folder)
+    """Train with replies that are lost in the first round."""
+    records: list[RoundRecord] = []
+    checkpoint = trained(bench, folder, {1: lost or {}}, records)
+    return checkpoint.state.weights, records
 
 
 def _require_close(secure: torch.Tensor, plain: torch.Tensor) -> None:
@@ -177,10 +132,10 @@ def test_secrets_are_erased_after_each_round(
 def test_pairwise_round_is_repeated_without_a_missing_client(
     plain_bench: Workbench, pairwise_bench: Workbench, tmp_path: Path, stage: str
 ) -> None:
-    federation = _federation(
-        pairwise_bench, tmp_path / "pairwise", {"0001": STAGES[stage]}
-    )
-    weights, records = _train(pairwise_bench, federation, tmp_path / "pairwise")
+    folder = tmp_path / "pairwise"
+    records: list[RoundRecord] = []
+    federation = losing(pairwise_bench, folder, {1: {"0001": STAGES[stage]}})
+    weights = train(pairwise_bench, federation, folder, records).state.weights
     plain, _ = _trained(plain_bench, tmp_path / "plain", {"0001": None})
     _require_close(weights, plain)
     assert [record["num_failed"] for record in records] == [1, 0]
@@ -207,7 +162,7 @@ def test_update_leaves_only_masked(secure_bench: Workbench, tmp_path: Path) -> N
 
     inner = SerialFederation(runtime_of(secure_bench, tmp_path))
     with pytest.raises(TooManyFailuresError, match="no request to mask the update"):
-        _train(secure_bench, WithoutMasks(inner), tmp_path)
+        train(secure_bench, WithoutMasks(inner), tmp_path)
 
 
 def test_round_of_two_clients_is_refused(tmp_path: Path) -> None:
@@ -226,10 +181,10 @@ def test_other_settings_give_no_sum(secure_bench: Workbench, tmp_path: Path) -> 
     sums = dataclasses.replace(runtime.secure_sums, settings=settings)
     federation = LosingReplies(
         SerialFederation(dataclasses.replace(runtime, secure_sums=sums)),
-        {"0001": None},
+        {1: {"0001": None}},
     )
     with pytest.raises(RunError, match="damaged"):
-        _train(secure_bench, federation, tmp_path)
+        train(secure_bench, federation, tmp_path)
 
 
 @pytest.mark.parametrize(
