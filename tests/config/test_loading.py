@@ -32,7 +32,7 @@ def test_all_problems_are_reported_at_once(basis: Basis) -> None:
     basis.document["run"] = {"engine": "serail", "seed": True}
     assert basis.problems() == {
         "trainin": "unknown section; did you mean 'training'? known: data, method, "
-        "model, name, own_code, partition, personalization, run, training",
+        "model, name, own_code, partition, personalization, privacy, run, training",
         "data.name": "unknown name \"cifar1\"; did you mean 'cifar10'? "
         "known: cifar10, digits",
         "partition.alpha": "found 0, expected a number greater than 0",
