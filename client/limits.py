@@ -286,7 +286,8 @@ class Limits:
             needed["validation"] = 1 + (training.num_rounds // every if every else 0)
         answers = Answers(self.client)
         recorded = answers.read()
-        same = [answer for answer in recorded if answer.experiment == self.fingerprint]
+        fingerprint = self.fingerprint
+        same = [answer for answer in recorded if answer.experiment == fingerprint]
         for kind, number in needed.items():
             # A run that is resumed has used a part of them.
             missing = number - _count(kind, same) % number
