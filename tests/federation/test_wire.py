@@ -5,7 +5,7 @@ import dataclasses
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -18,13 +18,8 @@ from knnper.data.normalization import Normalizer
 from knnper.strategies.core.exported_model import GlobalModel, load_model
 from tests.federation.site_tricks import KEEP_MODELS, LEAK
 from tests.federation.small_federation import SEEN, Federation, Found, Run
+from tests.planted_values import PlantedValues
 from tests.processes import LOCALHOST, wait_until
-
-# Values on end that are looked for, and bits of a value that are not compared.
-VALUES_AT_ONCE = {"uint8": 32, "float32": 8, "float64": 8}
-LESSER_BITS = {"uint8": 0, "float32": 12, "float64": 41}
-# Fewer occur by chance, as a row of equal pixels or of zeros does.
-FEWEST_DISTINCT = 4
 
 
 class Recorder:
@@ -63,62 +58,6 @@ class Recorder:
             self._sent.append(sent)
             _in_background(_pass_on, client, server, sent)
             _in_background(_pass_on, server, client, bytearray())
-
-
-class Secret:
-    """Values that may not be sent, and parts of them.
-
-    Numbers of a type are compared by their leading bits, since the last ones of an
-    embedding depend on what it is computed together with.
-
-    Parameters
-    ----------
-    values
-        One row each, shape (n, ...), all of the type in which they are looked for.
-    """
-
-    def __init__(self, values: NDArray[np.generic]) -> None:
-        self._type = values.dtype
-        self._width = VALUES_AT_ONCE[values.dtype.name]
-        rows = _leading_bits(values).reshape(len(values), -1)
-        self._wanted = {
-            row[start : start + self._width].tobytes()
-            for row in rows
-            # Whoever sends two of these parts on end sends one as a whole.
-            for start in range(0, rows.shape[1] - self._width + 1, self._width)
-            if len(set(row[start : start + self._width])) >= FEWEST_DISTINCT
-        }
-
-    def __len__(self) -> int:
-        return len(self._wanted)
-
-    def found_in(self, bodies: Iterable[bytes]) -> int:
-        """Return how many parts the bodies hold, wherever they begin."""
-        return len({part for body in bodies for part in self._parts_of(body)})
-
-    def _parts_of(self, body: bytes) -> set[bytes]:
-        size = self._type.itemsize
-        return {
-            part
-            for offset in range(size)
-            if (num_values := (len(body) - offset) // size) >= self._width
-            for part in self._parts_from(body, offset, num_values)
-        }
-
-    def _parts_from(self, body: bytes, offset: int, num_values: int) -> set[bytes]:
-        values = np.frombuffer(body, self._type, num_values, offset)
-        bits = _leading_bits(values).tobytes()
-        length = 4 * self._width
-        starts = range(0, len(bits) - length + 1, 4)
-        return self._wanted.intersection(
-            bits[start : start + length] for start in starts
-        )
-
-
-def _leading_bits(values: NDArray[np.generic]) -> NDArray[np.uint32]:
-    """Return sign, exponent and 11 bits of the mantissa; a byte as it is."""
-    bits = np.ascontiguousarray(values).view(f"u{values.itemsize}")
-    return (bits >> LESSER_BITS[values.dtype.name]).astype(np.uint32)
 
 
 def _pass_on(source: socket.socket, target: socket.socket, kept: bytearray) -> None:
@@ -172,13 +111,13 @@ def test_neither_examples_nor_embeddings_leave_a_client(federation: Federation) 
         secrets = _secrets(federation, run)
         for what, secret in secrets.items():
             assert len(secret) > 1000, f"too little to look for: {what}"
-            assert secret.found_in(bodies) == 0, what
+            assert secret.count_in(bodies) == 0, what
 
         # The same search finds what is sent on purpose.
         _send_on_purpose(federation, run)
         assert federation.resume(run, stay=60).wait() == 0
         wait_until(
-            lambda: all(one.found_in(recorder.bodies()) for one in secrets.values()),
+            lambda: all(one.count_in(recorder.bodies()) for one in secrets.values()),
             "the search finds every form",
         )
 
@@ -190,12 +129,12 @@ def _require_whole_recording(bodies: list[bytes], run: Run) -> None:
     assert bytes_up < num_bytes < bytes_up + 400_000
 
 
-def _secrets(federation: Federation, run: Run) -> dict[str, Secret]:
+def _secrets(federation: Federation, run: Run) -> dict[str, PlantedValues]:
     """Return what may not be found, by what it is."""
     model = load_model(run.folder / "model")
     clients = [_forms(federation.client_folder(name), model) for name in SEEN]
     return {
-        what: Secret(np.concatenate([forms[what] for forms in clients]))
+        what: PlantedValues(np.concatenate([forms[what] for forms in clients]))
         for what in clients[0]
     }
 
