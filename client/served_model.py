@@ -31,6 +31,8 @@ from knnper.datastore.prediction import (
     NeighborClassifier,
     Prediction,
 )
+from knnper.datastore.private_answers import PrivateAnswerSettings
+from knnper.datastore.private_memory import PrivateMemory, PrivatePrediction
 from knnper.datastore.store import Store, create_store, open_store
 from knnper.strategies.core.exported_model import GlobalModel
 
@@ -46,6 +48,7 @@ class ModelInUse:
     model: GlobalModel
     serving: Serving
     predictor: KnnPredictor
+    private: PrivateMemory | None = None  # answers in place of the predictor
 
 
 class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
@@ -53,10 +56,23 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     The store's fingerprint decides which model is served: every answer comes from one
     model, from a store that this model has embedded, and from the λ of both.
+
+    Attributes
+    ----------
+    privacy
+        Settings of private answers; None answers without noise.
     """
 
-    def __init__(self, site_state: SiteState, store: Store) -> None:
+    privacy: PrivateAnswerSettings | None = None
+
+    def __init__(
+        self,
+        site_state: SiteState,
+        store: Store,
+        privacy: PrivateAnswerSettings | None = None,
+    ) -> None:
         self.store = store
+        self.privacy = privacy
         self._site_state = site_state
         self._refreshing = threading.Lock()
         self._in_use: dict[str, ModelInUse] = {}  # by fingerprint
@@ -75,9 +91,33 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         """The hyper-parameters and figures of the model that is served now."""
         return self._current().serving
 
+    @property
+    def private_memory(self) -> PrivateMemory | None:
+        """The memory that answers privately; None without `privacy`."""
+        return self._current().private
+
     def predict(self, images: Tensor) -> Prediction:
-        """Predict n inputs of shape (n, height, width, channels)."""
+        """Predict n inputs of shape (n, height, width, channels), without noise."""
+        assert self.privacy is None, "private answers come from predict_privately"
         return self._retry_on_change(lambda used: used.predictor.explain(images))
+
+    def predict_privately(self, images: Tensor) -> PrivatePrediction:
+        """Predict n inputs with noise; the charges are on disk when this returns."""
+
+        def predict(used: ModelInUse) -> PrivatePrediction:
+            assert used.private is not None, "only a service with `privacy` calls this"
+            embeddings = used.model.embed(images)
+            return used.private.predict(embeddings, used.model.head(embeddings))
+
+        return self._retry_on_change(predict)
+
+    def try_out(self, images: Tensor) -> None:
+        """Predict n inputs, but ask no private memory, which would charge for it."""
+        if self.privacy is None:
+            self.predict(images)
+        else:
+            used = self._current()
+            used.model.head(used.model.embed(images))
 
     def add(
         self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
@@ -167,7 +207,16 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             serving.knn_weight,
             serving.class_prior,
         )
-        return ModelInUse(model, serving, predictor)
+        private = None
+        if self.privacy is not None:
+            knn_weight = self.privacy.knn_weight
+            private = PrivateMemory(
+                self.store,
+                self.privacy,
+                serving.knn_weight if knn_weight is None else knn_weight,
+                model.fingerprint,
+            )
+        return ModelInUse(model, serving, predictor, private)
 
     def _load_model(self, fingerprint: str) -> GlobalModel:
         used = self._in_use.get(fingerprint)
@@ -179,7 +228,9 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         return model
 
 
-def open_served(site_state: SiteState) -> ServedModel:
+def open_served(
+    site_state: SiteState, privacy: PrivateAnswerSettings | None = None
+) -> ServedModel:
     """Open what a client serves, and finish an interrupted change of its model."""
     serving = site_state.served()
     if serving is None:
@@ -210,7 +261,7 @@ def open_served(site_state: SiteState) -> ServedModel:
             else:
                 model = site_state.load(pending.serving.model)
                 settle(folder, store, pending, model)
-        return ServedModel(site_state, store)
+        return ServedModel(site_state, store, privacy)
     except BaseException:
         store.close()
         raise

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from knnper.data.catalogue import SITE_DATA
 from knnper.data.own_data import OWN_SITE_DATA
+from knnper.datastore.private_answers import PrivateAnswerSettings
 from knnper.errors import ConfigError, Problem
 from knnper.models import MODELS
 from knnper.own import Door, MachineSettings
@@ -201,6 +202,8 @@ class ServiceSettings(Settings):
         Seconds in which a request's work has to begin, and a prediction to end.
     tls
         Null is plain HTTP, for this machine only.
+    privacy
+        See `PrivateAnswerSettings`; null answers without noise, and shows neighbours.
     """
 
     host: str = "127.0.0.1"
@@ -209,6 +212,7 @@ class ServiceSettings(Settings):
     max_megapixels: PositiveInt = 50
     max_seconds: PositiveInt = 30
     tls: ServiceCertificate | None = None
+    privacy: PrivateAnswerSettings | None = None
 
     @property
     def address(self) -> Address:

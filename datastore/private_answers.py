@@ -34,8 +34,8 @@ Departures from the paper and from its public code
 - An example votes only if it can pay for the count. The code counts it before that
   check, and lets budgets become negative.
 - Noise is always added. The code answers without noise where no example votes.
-- A class counts if its score exceeds four deviations of the noise; where none does,
-  the global model answers. The paper answers with the largest score.
+- The vote counts if its largest score exceeds four deviations of the noise; else the
+  global model answers. The paper answers with the largest score.
 """
 
 import functools
@@ -56,8 +56,8 @@ Threshold = Annotated[float, Field(gt=0, le=1)]
 
 # Number of voters that the noise is at least made for: 30 in the paper's public code.
 MIN_VOTERS = 30
-# Deviations of the noise that a class's score must exceed. Noise alone does so for one
-# in 3,000 queries with ten classes.
+# Deviations of the noise that the largest score must exceed. With ten classes, noise
+# alone does so for one in 3,000 queries.
 SIGNIFICANT = 4.0
 
 
@@ -72,7 +72,7 @@ class PrivateAnswerSettings(Settings):
         to 10, δ far below 1 / (number of stored examples).
     threshold
         τ: examples with at least this kernel value vote. Choose it on examples that
-        need no protection, such that about a twentieth of them exceeds it.
+        need no protection, such that about a tenth of them exceeds it.
     kernel
         ``cosine``: u·v of the normalised embeddings. ``rbf``: exp(-|u - v|² / ν²).
     kernel_scale
@@ -98,7 +98,7 @@ class PrivateAnswerSettings(Settings):
     kernel_scale: PositiveFloat = 1.0
     num_queries: PositiveInt = 2000
     count_noise: PositiveFloat | None = None
-    vote_noise: PositiveFloat = 0.5
+    vote_noise: PositiveFloat = 0.7
     knn_weight: UnitInterval | None = 0.7
 
     @property
@@ -202,14 +202,14 @@ def mixed_probabilities(
 ) -> NDArray[np.float32]:
     """Return λ p_vote + (1 - λ) p_global, shape (n, c); rows sum to 1.
 
-    p_vote is proportional to the scores above `SIGNIFICANT` deviations of the noise.
-    Where no score is, the row is p_global.
+    p_vote is proportional to the positive scores. Where no score exceeds `SIGNIFICANT`
+    deviations of the noise, the row is p_global.
     """
-    is_significant = votes.scores > SIGNIFICANT * votes.deviations[:, None]
-    scores = np.where(is_significant, votes.scores, 0.0)
-    sums = scores.sum(axis=1, keepdims=True)
-    mixed = (
-        knn_weight * scores / np.where(sums > 0, sums, 1)
-        + (1 - knn_weight) * global_probabilities
-    )
-    return np.where(sums > 0, mixed, global_probabilities).astype(np.float32)
+    scores = np.maximum(votes.scores, 0)
+    is_significant = scores.max(axis=1) > SIGNIFICANT * votes.deviations
+    mixed = global_probabilities.copy()
+    p_vote = scores[is_significant]
+    p_vote /= p_vote.sum(axis=1, keepdims=True)
+    p_global = global_probabilities[is_significant]
+    mixed[is_significant] = knn_weight * p_vote + (1 - knn_weight) * p_global
+    return mixed

@@ -42,23 +42,6 @@ class PrivatePrediction:
         return self.probabilities.argmax(dim=1)
 
 
-@dataclass(frozen=True)
-class SpentPrivacy:
-    """What private answers have spent of a store.
-
-    Attributes
-    ----------
-    num_answers
-        Queries that were answered.
-    share_voting
-        Fraction of the stored examples that can still vote. It depends on the examples
-        without noise, so only their owner may see it.
-    """
-
-    num_answers: int
-    share_voting: float
-
-
 class PrivateMemory:
     """The private vote of a store's examples, mixed with the global model.
 
@@ -139,13 +122,18 @@ class PrivateMemory:
             torch.from_numpy(probabilities), global_probabilities, self._fingerprint
         )
 
-    def spent(self) -> SpentPrivacy:
-        """Report what was spent so far."""
+    def num_answers(self) -> int:
+        """Return the number of queries that were ever answered."""
+        return self._store.charges(np.empty(0, np.int64)).num_answers
+
+    def share_voting(self) -> float:
+        """Return the fraction of the stored examples that can still vote.
+
+        It depends on the examples without noise, so only their owner may see it.
+        """
         with self._store.unchanged() as contents:
-            charges = self._store.charges(contents.ids)
-        can_vote = self.settings.can_vote(charges.spent)
-        share = float(can_vote.mean()) if len(can_vote) else 0.0
-        return SpentPrivacy(charges.num_answers, share)
+            spent = self._store.charges(contents.ids).spent
+        return float(self.settings.can_vote(spent).mean()) if len(spent) else 0.0
 
     def _unit_vectors(self, contents: Contents) -> NDArray[np.float32]:
         """Return the normalised embeddings (N, p); read those that are new."""

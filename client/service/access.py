@@ -29,19 +29,23 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-EVERYBODY = Caller("this machine", frozenset(SCOPES))
+EVERYBODY = Caller("this machine", frozenset(SCOPES), is_owner=True)
 
 
 class Guard:
     """Rejects requests without a known token, and sets headers for browsers.
 
     With ``tokens`` None only this machine is answered. A browser lets pages of other
-    sites send requests here; they are recognised by the headers Host and Origin.
+    sites send requests here; they are recognised by the headers Host and Origin. With
+    ``is_private``, callers lose the scopes that private answers exclude.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
+    def __init__(
+        self, app: ASGIApp, tokens: Tokens | None, *, is_private: bool = False
+    ) -> None:
         self._app = app
         self._tokens = tokens
+        self._is_private = is_private
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Forward a request to the application, or reject it."""
@@ -61,7 +65,10 @@ class Guard:
             scope["headers"] = [
                 field for field in scope["headers"] if field[0] != b"cookie"
             ]
-            scope.setdefault("state", {})["caller"] = self._caller(scope)
+            caller = self._caller(scope)
+            if caller is not None and self._is_private:
+                caller = caller.with_private_answers()
+            scope.setdefault("state", {})["caller"] = caller
         except RequestError as error:
             app = error_response(error.status, str(error), error.headers)
         await app(scope, receive, send_with_headers)
@@ -115,6 +122,13 @@ class _RequiredScopes(HTTPBearer):
     async def __call__(self, request: Request) -> Caller:  # type: ignore[override]
         caller: Caller = request.state.caller
         for scope in self._required:
+            if scope in caller.withheld:
+                raise RequestError(
+                    403,
+                    f"this needs {scope!r}, which the token {caller.name!r} may not "
+                    "use while answers are private (service.privacy): it would show "
+                    "stored examples without noise. The owner's token may",
+                )
             if scope not in caller.scopes:
                 scopes = [name for name in SCOPES if name in caller.scopes]
                 raise RequestError(

@@ -29,6 +29,7 @@ from knnper.client.service.errors import RequestError, error_response, handle_er
 from knnper.client.service.metrics import Metered, Metrics
 from knnper.client.service.session import ModelWatcher, Workers
 from knnper.client.service.tokens import Tokens
+from knnper.datastore.private_answers import PrivateAnswerSettings
 from knnper.errors import KnnPerError
 
 Schema = dict[str, Any]
@@ -44,6 +45,7 @@ def make_service(
     tokens: Tokens | None,
     limits: RequestLimits | None = None,
     audit_log: AuditLog | None = None,
+    privacy: PrivateAnswerSettings | None = None,
 ) -> ASGIApp:
     """Build the service of one client.
 
@@ -53,6 +55,8 @@ def make_service(
         Opens the served model. It is called after the start, until it succeeds.
     tokens
         Tokens that are accepted; None answers this machine alone.
+    privacy
+        Settings of private answers, with which ``open_served`` opens the model.
     audit_log
         Gets changes of the memory, and hourly counts of requests.
     """
@@ -102,7 +106,8 @@ def make_service(
     async def describe() -> JSONResponse:
         return JSONResponse(_describe(app, service, needs_token=tokens is not None))
 
-    return Metered(Guard(app, tokens), metrics, audit)
+    guard = Guard(app, tokens, is_private=privacy is not None)
+    return Metered(guard, metrics, audit)
 
 
 async def _handle_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -10,6 +10,8 @@ from knnper.client.service.tokens import Caller, Scope
 from knnper.client.state import Accuracy
 from knnper.data.examples import InputDtype
 from knnper.datastore.prediction import Prediction
+from knnper.datastore.private_answers import PrivateKernelName
+from knnper.datastore.private_memory import PrivateMemory, PrivatePrediction
 
 ByClass = dict[str, float] | None
 
@@ -133,6 +135,33 @@ class StoreInfo(Document):
     num_by_class: dict[str, int] = Field(description="Examples of each class.")
 
 
+class PrivacyInfo(Document):
+    """The privacy of the answers; fields outside the token's scopes are left out."""
+
+    epsilon: float = Field(
+        description="ε of every stored example, over all answers ever given to "
+        "everyone but the owner."
+    )
+    delta: float = Field(description="δ.")
+    knn_weight: float = Field(description="λ, the weight of the vote.")
+    knn_weight_is_covered: bool = Field(
+        description="False if λ was chosen on stored examples: ε does not cover that "
+        "choice. It never covers the global model, nor the time an answer takes."
+    )
+    kernel: PrivateKernelName = Field(description="How similarity is measured.")
+    threshold: float = Field(description="τ, the kernel value that a voter needs.")
+    count_noise: float = Field(
+        description="σ₁, deviation of the noise on the number of voters."
+    )
+    vote_noise: float = Field(
+        description="σ₂, noise on a class's score per root of the number of voters."
+    )
+    num_answers: int = Field(description="Queries that were ever answered.")
+    share_voting: float | None = for_scope(
+        "read", "Fraction of the stored examples that can still vote."
+    )
+
+
 class Info(Document):
     """The model that is served; fields outside the token's scopes are left out."""
 
@@ -167,6 +196,26 @@ class Info(Document):
     )
     accuracy: Accuracy | None = for_scope("neighbors", "As measured when λ was chosen.")
     store: StoreInfo | None = for_scope("read", "The client's memory.")
+    privacy: PrivacyInfo | None = Field(
+        default=None, description="Of private answers; absent where they are exact."
+    )
+
+
+def privacy_of(memory: PrivateMemory) -> PrivacyInfo:
+    """Describe the privacy of a memory's answers."""
+    settings = memory.settings
+    return PrivacyInfo(
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        knn_weight=memory.knn_weight,
+        knn_weight_is_covered=settings.knn_weight is not None,
+        kernel=settings.kernel,
+        threshold=settings.threshold,
+        count_noise=settings.count_deviation,
+        vote_noise=settings.vote_noise,
+        num_answers=memory.num_answers(),
+        share_voting=memory.share_voting(),
+    )
 
 
 def predictions_of(prediction: Prediction, class_names: Sequence[str]) -> Predictions:
@@ -233,9 +282,35 @@ def predictions_of(prediction: Prediction, class_names: Sequence[str]) -> Predic
     )
 
 
+def private_predictions_of(
+    prediction: PrivatePrediction, class_names: Sequence[str]
+) -> Predictions:
+    """Build the document of private predictions for n inputs."""
+    labels: list[int] = prediction.labels.tolist()
+    rows = prediction.probabilities.tolist()
+    return Predictions(
+        predictions=[
+            InputPrediction(
+                label=label,
+                class_name=class_names[label],
+                probabilities=dict(zip(class_names, row, strict=True)),
+            )
+            for label, row in zip(labels, rows, strict=True)
+        ],
+        model=prediction.fingerprint,
+    )
+
+
 def as_json(caller: Caller, answer: Predictions) -> str:
     """Serialize predictions without the fields that the caller may not see."""
     hidden_in_each = {"__all__": InputPrediction.hidden_from(caller)}
     return answer.model_dump_json(
         exclude=Predictions.hidden_from(caller) | {"predictions": hidden_in_each}
     )
+
+
+def info_as_json(caller: Caller, info: Info) -> str:
+    """Serialize the description without the fields that the caller may not see."""
+    hidden = Info.hidden_from(caller)
+    hidden["privacy"] = PrivacyInfo.hidden_from(caller) if info.privacy else True
+    return info.model_dump_json(exclude=hidden)

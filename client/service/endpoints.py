@@ -35,7 +35,10 @@ from knnper.client.service.documents import (
     StoredExample,
     StoreInfo,
     as_json,
+    info_as_json,
     predictions_of,
+    privacy_of,
+    private_predictions_of,
 )
 from knnper.client.service.errors import RequestError, documented
 from knnper.client.service.files import encode_png, is_picture
@@ -125,9 +128,12 @@ async def predict(
             inputs = reader.inputs(body, budget)
             watcher.require_time_for(len(inputs), budget.seconds)
             began = time.perf_counter()
-            prediction = served.predict(inputs)
+            if served.privacy is None:
+                answer = predictions_of(served.predict(inputs), reader.class_names)
+            else:
+                prediction = served.predict_privately(inputs)
+                answer = private_predictions_of(prediction, reader.class_names)
             watcher.record_speed(len(inputs), time.perf_counter() - began)
-            answer = predictions_of(prediction, reader.class_names)
             service.metrics.count_predictions(
                 prediction.class_name for prediction in answer.predictions
             )
@@ -291,6 +297,7 @@ async def info(
         contents = store.contents()
         names = reader.class_names
         counts = np.bincount(contents.labels, minlength=len(names)).tolist()
+        private = served.private_memory
         info = Info(
             client=service.client_name,
             version=knnper.__version__,
@@ -316,8 +323,9 @@ async def info(
                 index=store.settings.index.name,
                 num_by_class=dict(zip(names, counts, strict=True)),
             ),
+            privacy=None if private is None else privacy_of(private),
         )
-        return info.model_dump_json(exclude=Info.hidden_from(caller))
+        return info_as_json(caller, info)
 
     return Response(await service.readers.run(describe), media_type=JSON_RESPONSE)
 

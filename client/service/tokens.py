@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +33,10 @@ SCOPES: Mapping[Scope, str] = {
     "metrics": "figures for Prometheus",
 }
 OWNER = "owner"  # name of the owner's token, which has all scopes
+# Scopes that a service with private answers withholds from every caller, and those that
+# it leaves to the owner: their answers depend on stored examples without noise.
+WITHHELD: frozenset[Scope] = frozenset(("neighbors",))
+FOR_OWNER: frozenset[Scope] = frozenset(("read", "add", "delete"))
 
 _INCLUDED: Mapping[str, tuple[Scope, ...]] = {
     "probabilities": ("predict",),
@@ -58,16 +62,37 @@ class Token:
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request: the name of its token, and all scopes it has."""
+    """The sender of a request.
+
+    Attributes
+    ----------
+    name
+        Of its token.
+    scopes
+        All scopes that it may use.
+    is_owner
+        Whether it may see stored examples although answers are private.
+    withheld
+        Scopes of its token that private answers exclude.
+    """
 
     name: str
     scopes: frozenset[Scope]
+    is_owner: bool = False
+    withheld: frozenset[Scope] = field(default=frozenset())
 
     @classmethod
     def of(cls, token: Token) -> "Caller":
         """Return the caller that bears ``token``."""
         included = [scope for name in token.scopes for scope in _INCLUDED.get(name, ())]
-        return cls(token.name, frozenset((*token.scopes, *included)))
+        scopes = frozenset((*token.scopes, *included))
+        return cls(token.name, scopes, token.name == OWNER)
+
+    def with_private_answers(self) -> "Caller":
+        """Return the caller without the scopes that private answers exclude."""
+        excluded = WITHHELD if self.is_owner else WITHHELD | FOR_OWNER
+        withheld = self.scopes & excluded
+        return replace(self, scopes=self.scopes - excluded, withheld=withheld)
 
 
 _TOKENS = TypeAdapter(tuple[Token, ...])

@@ -86,11 +86,21 @@ def serve(
         seconds=binding.max_seconds,
     )
     tokens = _tokens(settings, token_file, no_token)
-    opening = functools.partial(open_served, site_state)
+    opening = functools.partial(open_served, site_state, binding.privacy)
     audit_log = AuditLog.of(settings.state)
     app = make_service(
-        settings.name, opening, tokens=tokens, limits=limits, audit_log=audit_log
+        settings.name,
+        opening,
+        tokens=tokens,
+        limits=limits,
+        audit_log=audit_log,
+        privacy=binding.privacy,
     )
+    if binding.privacy is not None:
+        # Computed now, so that a missing package ends the command at its start.
+        budget = f"a budget of {binding.privacy.budget:.3g} (zCDP)"
+        claim = f"epsilon {binding.privacy.epsilon:g} at {binding.privacy.delta:g}"
+        say(f"Answers are private: every stored example has {claim}, {budget}")
     ready = f"{settings.name} serves at"
     # In another process, since the comparison loads all of the data.
     comparing = multiprocessing.get_context("spawn").Process(

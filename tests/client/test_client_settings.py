@@ -11,6 +11,7 @@ from knnper.client.settings import (
     ServiceSettings,
     read_client,
 )
+from knnper.datastore.private_answers import PrivateAnswerSettings
 from knnper.errors import ConfigError
 from knnper.own import CLOSED, Door
 from knnper.server.link.setup import client_yaml
@@ -40,6 +41,20 @@ def _problems(folder: Path, text: str) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
         read_client(_file(folder, text))
     return {problem.place: problem.message for problem in caught.value.problems}
+
+
+def test_private_answers_of_the_service_are_read_and_checked(tmp_path: Path) -> None:
+    exact = read_client(_file(tmp_path, LITTLE + "insecure: true\n"))
+    assert exact.service.privacy is None
+    text = LITTLE + "insecure: true\nservice: {privacy: {epsilon: 2, threshold: 0.6}}\n"
+    assert read_client(_file(tmp_path, text)).service.privacy == PrivateAnswerSettings(
+        epsilon=2, threshold=0.6
+    )
+    wrong = "{epsilon: 0, delta: 1, threshold: 1.5, noise: 3}"
+    text = LITTLE + f"insecure: true\nservice: {{privacy: {wrong}}}\n"
+    assert set(_problems(tmp_path, text)) == {
+        f"service.privacy.{name}" for name in ("epsilon", "delta", "threshold", "noise")
+    }
 
 
 def test_paths_are_relative_to_the_file_and_overrides_come_last(

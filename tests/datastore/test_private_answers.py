@@ -161,9 +161,9 @@ def test_exhausted_memory_answers_as_the_global_model() -> None:
     np.testing.assert_array_equal(mixed_probabilities(votes, p_global, 0.7), p_global)
 
 
-def test_mixture_uses_the_significant_classes_only() -> None:
+def test_mixture_uses_significant_votes_only() -> None:
     votes = NoisyVotes(
-        scores=np.array([[30.0, 10.0, 3.9], [3.9, -9.0, 0.0]]),
+        scores=np.array([[30.0, 10.0, -3.0], [3.9, 3.8, 0.0]]),
         deviations=np.array([1.0, 1.0]),
         spent=np.empty(0),
     )

@@ -148,7 +148,13 @@ def asking(
     limits = limits or RequestLimits(poll_s=0.05)
     open_served = served if callable(served) else lambda: served
     tokens = None if token is None else Tokens(state, token)
-    app = make_service("site-a", open_served, tokens=tokens, limits=limits)
+    app = make_service(
+        "site-a",
+        open_served,
+        tokens=tokens,
+        limits=limits,
+        privacy=None if callable(served) else served.privacy,
+    )
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with (
         running(app) as address,
