@@ -130,9 +130,13 @@ def ended_with(
 ) -> EndedRun:
     """Return the last state of a finished run; reject other data or rounds.
 
-    ``bench`` is the workbench of the run's experiment.
+    ``bench`` is the workbench of the run's experiment. A run that stopped at its budget
+    of privacy ends with its last round.
     """
-    run, manifest = folder.path, folder.results()["manifest"]
+    run, results = folder.path, folder.results()
+    manifest, training = results["manifest"], results["training"]
+    if training.get("privacy", {}).get("stopped_at_budget"):
+        num_rounds = int(training["num_rounds"])
     expected, current = manifest["partition_hash"], fingerprint(bench.partition)
     if current != expected:
         raise RunError(

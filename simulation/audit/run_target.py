@@ -27,6 +27,7 @@ from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.audit.audit import OnStep, Target, sampled
+from knnper.simulation.audit.canaries import private_training_game
 from knnper.simulation.audit.figures import AttackResult, Scores, membership_result
 from knnper.simulation.audit.membership import (
     LIRA,
@@ -35,6 +36,7 @@ from knnper.simulation.audit.membership import (
     confidence_logits,
     lira_scores,
 )
+from knnper.simulation.audit.one_run import ONE_RUN, audit_in_one_run
 from knnper.simulation.audit.reconstruction import (
     ANALYTIC,
     GRADIENT_MATCHING,
@@ -52,6 +54,7 @@ from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
 from knnper.strategies.core.mean_update import differences
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.predictors import Predictor
+from knnper.strategies.core.summed_updates import SummedUpdates
 
 _MOST_QUERIES = 1000  # of stored and of test examples, of all clients together
 _NUM_SINGLE = 16  # updates of one example
@@ -82,7 +85,7 @@ class RunTarget(Target):
     num_shadows: int
 
     kind = "run"
-    attacks = (LIRA, *MEMORY_ATTACKS, ANALYTIC, GRADIENT_MATCHING)
+    attacks = (LIRA, *MEMORY_ATTACKS, ANALYTIC, GRADIENT_MATCHING, ONE_RUN)
 
     @property
     def bench(self) -> Workbench:
@@ -126,6 +129,13 @@ class RunTarget(Target):
             yield from self._memories(attacks, key.child("memories"), on_step)
         if {ANALYTIC, GRADIENT_MATCHING}.intersection(attacks):
             yield from self._updates(attacks, key.child("updates"), on_step)
+        if ONE_RUN in attacks:
+            game = private_training_game(self.bench, self.ended.last.server_round)
+            if game is None:
+                reason = "the run claims no privacy, or its updates are no models"
+                yield AttackResult(ONE_RUN, "private training", left_out=reason)
+            else:
+                yield audit_in_one_run(game, key.child(ONE_RUN))
 
     # The global model
 
@@ -175,7 +185,8 @@ class RunTarget(Target):
         """
         seed = key.entropy(num_bytes=4)
         experiment = self.bench.experiment
-        experiment = replace(experiment, run=replace(experiment.run, seed=seed))
+        run = replace(experiment.run, seed=seed, exploding_rounds=0)
+        experiment = replace(experiment, run=run)
         bench = replace(self.bench, experiment=experiment, key=RandomKey(seed))
         members = [
             replace(member, num_train=len(train[member.name]))
@@ -324,21 +335,51 @@ class RunTarget(Target):
     def update(self, client: str, data: ClientData) -> ObservedUpdate | None:
         """Return a client's update in round 1; on its own data with the run's bits.
 
-        None if the update is not one vector of the model's weights.
+        With secure aggregation, the mean of all clients' updates, to quantisation. None
+        if an update is not one vector of the model's weights.
         """
+        weights, change = self._change(client, data)
+        if weights is None:
+            return None
+        if self.bench.experiment.training.secure_aggregation is not None:
+            total, num_all = self._other_changes
+            share, num_others = self._weighted_change(client)
+            change = len(data.train) * change.double() + total - share
+            change = change / (len(data.train) + num_all - num_others)
+        return ObservedUpdate(weights, -change.float(), data.train)
+
+    @functools.cached_property
+    def _other_changes(self) -> tuple[Tensor, int]:
+        """The sum of the clients' changes, weighted by their number of examples."""
+        changes, counts = zip(*map(self._weighted_change, self.trainable), strict=True)
+        return torch.stack(changes).sum(dim=0), sum(counts)
+
+    @functools.cache  # noqa: B019 (a target lives as long as its audit)
+    def _weighted_change(self, client: str) -> tuple[Tensor, int]:
+        data = self.bench.clients.data(client)
+        count = len(data.train)
+        return count * self._change(client, data)[1].double(), count
+
+    def _change(self, client: str, data: ClientData) -> tuple[Tensor | None, Tensor]:
+        """Return the weights that a client gets in round 1, and its update's change."""
         bench, method = self.bench, self.bench.method
-        state = untrained(bench, bench.roster).state
-        payload = method.broadcast(
-            state, client, bench.key.child("broadcast", 1, client)
-        )
+        if isinstance(method, SummedUpdates):
+            method = method.method
+        key = bench.key.child("broadcast", 1, client)
+        payload = method.broadcast(self._start, client, key)
         key = bench.key.child("client_update", 1, client)
         _, sent = method.client_update(payload, None, data, 1, key)
         update = sent if method.decoded is None else method.decoded(payload, sent)
         change = differences(method, payload, update)
         weights = getattr(payload, "weights", None)
         if not isinstance(weights, Tensor) or change.shape != weights.shape:
-            return None
-        return ObservedUpdate(weights, -change, data.train)
+            return None, change
+        return weights, change
+
+    @functools.cached_property
+    def _start(self) -> Any:
+        """The server's state before the first round."""
+        return untrained(self.bench, self.bench.roster).state
 
 
 def open_run(path: Path, num_shadows: int) -> RunTarget:

@@ -18,12 +18,15 @@ from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData
+from knnper.datastore.private_answers import PrivateAnswerSettings
 from knnper.datastore.store import open_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.simulation.audit.audit import OnStep, Target, sampled
+from knnper.simulation.audit.canaries import private_answers_game
 from knnper.simulation.audit.figures import AttackResult, membership_result
 from knnper.simulation.audit.membership import MEMORY_ATTACKS, Memory
+from knnper.simulation.audit.one_run import ONE_RUN, audit_in_one_run
 
 _MOST_QUERIES = 2000
 _TIMEOUT_S = 60.0
@@ -31,15 +34,19 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class ServiceTarget(Target):
-    """A running service, with the stored examples and others; see `open_service`."""
+    """A running service, with the stored examples and others; see `open_service`.
+
+    ``privacy``: settings of its private answers, if it gives any.
+    """
 
     memory: Memory
     stored: Examples
     others: Examples
     described: Mapping[str, str]
+    privacy: PrivateAnswerSettings | None = None
 
     kind = "service"
-    attacks = tuple(MEMORY_ATTACKS)
+    attacks = (*MEMORY_ATTACKS, ONE_RUN)
 
     @property
     @override
@@ -52,12 +59,23 @@ class ServiceTarget(Target):
 
     @override
     def num_steps(self, attacks: Sequence[str]) -> int:
+        if not set(MEMORY_ATTACKS).intersection(attacks):
+            return 0
         return round(self._share * (len(self.stored) + len(self.others)))
 
     @override
     def results(
         self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
     ) -> Iterator[AttackResult]:
+        if ONE_RUN in attacks and self.privacy is None:
+            reason = "the answers claim no privacy"
+            yield AttackResult(ONE_RUN, "private answers", left_out=reason)
+        elif ONE_RUN in attacks and self.privacy is not None:
+            game = private_answers_game(self.privacy)
+            yield audit_in_one_run(game, key.child(ONE_RUN))
+        # Queries of private answers spend budgets, so none is made in vain.
+        if not set(MEMORY_ATTACKS).intersection(attacks):
+            return
         queries, is_member = sampled(
             self.stored, self.others, self._share, key.child("queries")
         )
@@ -102,11 +120,14 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     def ask(inputs: Tensor) -> list[InputPrediction]:
         return service.predict(inputs.reshape(-1, *info["input_shape"]))
 
+    is_private, knn_weight = info.get("privacy") is not None, serving.knn_weight
+    if is_private:
+        knn_weight = info["privacy"]["knn_weight"]
     memory = Memory(
         ask,
         model.embed,
         model.head,
-        serving.knn_weight,
+        knn_weight,
         serving.num_neighbors,
         serving.kernel,
         serving.kernel_scale,
@@ -118,9 +139,10 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         "scopes": ", ".join(info["scopes"]),
         "model": serving.model,
         "stored": str(num_stored),
-        "knn_weight": f"{serving.knn_weight:g}",
+        "knn_weight": f"{knn_weight:g}",
     }
-    return ServiceTarget(memory, stored, others, facts)
+    privacy = settings.service.privacy if is_private else None
+    return ServiceTarget(memory, stored, others, facts, privacy)
 
 
 def split_by_store(

@@ -1,11 +1,13 @@
 """``knnper audit`` of a run and of a service."""
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -76,15 +78,34 @@ def client_file(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def url(client_file: Path) -> Iterator[str]:
+@contextlib.contextmanager
+def serving(client_file: Path) -> Iterator[str]:
     settings = read_client(client_file)
     owner = read_or_create_owner_token(settings.state / "token")
-    opening = functools.partial(open_served, SiteState(settings.state, settings.name))
-    tokens, limits = Tokens(settings.state, owner), RequestLimits(poll_s=0.05)
-    service = make_service(settings.name, opening, tokens=tokens, limits=limits)
+    privacy = settings.service.privacy
+    site_state = SiteState(settings.state, settings.name)
+    service = make_service(
+        settings.name,
+        functools.partial(open_served, site_state, privacy),
+        tokens=Tokens(settings.state, owner),
+        limits=RequestLimits(poll_s=0.05),
+        privacy=privacy,
+    )
     with running(service) as address:
         yield address
+
+
+@pytest.fixture
+def url(client_file: Path) -> Iterator[str]:
+    with serving(client_file) as address:
+        yield address
+
+
+def described(url: str, client_file: Path) -> dict[str, Any]:
+    token = (read_client(client_file).state / "token").read_text().strip()
+    headers = {"authorization": f"Bearer {token}"}
+    document: dict[str, Any] = httpx.get(f"{url}/info", headers=headers).json()
+    return document
 
 
 def results_by_attack(output: Path) -> dict[str, Any]:
@@ -99,7 +120,9 @@ def test_audit_of_a_service_finds_the_stored_examples(
     result = run_command("audit", url, "--data", client_file, "--output", output)
     assert result.exit_code == 0, result.output
     results = results_by_attack(output)
-    assert set(results) == {"labels", "probabilities", "neighbors", "waka"}
+    names = {"one_run", "labels", "probabilities", "neighbors", "waka"}
+    assert set(results) == names
+    assert "claim no privacy" in results["one_run"]["left_out"]
     # All examples of both kinds are queried: 200 digits, of which the test split is
     # not stored. A digit of the test split may equal a stored one, but none does.
     neighbors = results["neighbors"]
@@ -119,6 +142,29 @@ def test_audit_with_a_token_makes_the_attacks_that_its_scopes_allow(
     assert results["labels"]["figures"]
     assert "do not show the distances" in results["neighbors"]["left_out"]
     assert results["waka"]["left_out"]
+
+
+def test_audit_of_private_answers_bounds_their_epsilon(
+    client_file: Path, tmp_path: Path
+) -> None:
+    private = client_file.with_name("private.yaml")
+    private.write_text(
+        client_file.read_text()
+        + "service: {privacy: {epsilon: 4, threshold: 0.95, num_queries: 100}}\n"
+    )
+    output = tmp_path / "audit.json"
+    options = ("--data", private, "--output", output)
+    with serving(private) as url:
+        only_bound = run_command("audit", url, *options, "--attacks", "one_run")
+        assert only_bound.exit_code == 0, only_bound.output
+        assert described(url, private)["privacy"]["num_answers"] == 0
+        result = run_command("audit", url, *options)
+    assert result.exit_code == 0, result.output
+    results = results_by_attack(output)
+    bound = results["one_run"]["epsilon"]
+    assert 0 < bound["lower"] < bound["claimed"] == 4
+    assert "do not show" in results["neighbors"]["left_out"]
+    assert results["probabilities"]["figures"]["auc"]["value"] < 0.9
 
 
 @pytest.mark.parametrize(

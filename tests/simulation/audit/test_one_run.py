@@ -67,7 +67,7 @@ def test_bound_of_a_correct_mechanism_stays_below_its_epsilon(
 ) -> None:
     epsilon = epsilon_of([Release(noise_multiplier)], DELTA)
     game = gaussian_sum_game(1000, noise_multiplier, epsilon)
-    bounds = [audit_in_one_run(game, RandomKey(seed)).epsilon for seed in range(40)]
+    bounds = [audit_in_one_run(game, RandomKey(seed)).epsilon for seed in range(20)]
     assert all(bound is not None and not bound.is_violated for bound in bounds)
     if noise_multiplier == 1:  # and the audit has some power
         assert np.mean([bound.lower for bound in bounds if bound]) > 0.2 * epsilon

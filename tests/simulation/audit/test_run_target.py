@@ -122,6 +122,51 @@ def test_update_of_one_example_reveals_it(tmp_path: Path) -> None:
     assert first.figures["recognisable"].value < 0.1
 
 
+def test_secure_aggregation_hides_an_example_among_those_of_others(
+    tmp_path: Path,
+) -> None:
+    run = run_on_noise(
+        tmp_path,
+        training={
+            "num_rounds": 1,
+            "learning_rate": 0.05,
+            "batch_size": 8,
+            "secure_aggregation": {"name": "pairwise"},
+        },
+        model={"name": "softmax_regression"},
+        partition={"name": "iid", "num_clients": 3},
+    )
+    target = open_run(run, 2)
+    _, single = results(target, "analytic")
+    assert single.figures["recognisable"].value == 0
+    client = target.trainable[1]
+    seen = target.update(client, target.bench.clients.data(client))
+    assert seen is not None
+    # The server sees the mean, with which it has made the last state.
+    moved = seen.weights - seen.decrease
+    assert torch.allclose(moved, target.ended.last.state.weights, atol=1e-4)
+
+
+def test_run_that_stopped_at_its_budget_is_audited_as_far_as_it_went(
+    tmp_path: Path,
+) -> None:
+    run = run_on_noise(
+        tmp_path,
+        training={"num_rounds": 5, "batch_size": 8},
+        privacy={
+            "clip_norm": 0.01,
+            "noise_multiplier": 4,
+            "epsilon": 1.0,
+            "delta": 1e-3,
+        },
+    )
+    target = open_run(run, 2)
+    assert 1 <= target.ended.last.server_round < 5
+    (result,) = results(target, "one_run")
+    assert result.epsilon is not None
+    assert not result.epsilon.is_violated
+
+
 def test_gradient_matching_finds_an_input_and_needs_the_update(tmp_path: Path) -> None:
     target = linear_target(tmp_path)
     task = target.bench.task

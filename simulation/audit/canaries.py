@@ -1,0 +1,128 @@
+"""Mechanisms of this project with canaries, for lower bounds on ε in one run."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knnper.datastore.private_answers import (
+    MIN_VOTERS,
+    PrivateAnswerSettings,
+    noisy_votes,
+)
+from knnper.seeding import RandomKey
+from knnper.server.private_training import PrivacyPlan, PrivateTraining
+from knnper.server.rounds import untrained
+from knnper.simulation.audit.figures import Scores
+from knnper.simulation.audit.one_run import CanaryGame
+from knnper.simulation.workbench import Workbench
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method
+from knnper.strategies.core.processing import UpdateProcessor
+from knnper.strategies.core.records import ModelUpdate
+from knnper.strategies.core.summed_updates import SummedUpdates
+
+_NUM_CANARIES = 500
+_LARGEST_DELTA = 1e-5
+_TIMES_CLIP_NORM = 2.0  # length of a canary's update, which is clipped
+
+
+def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | None:
+    """Return the game of a run with client-level privacy; None without a claim.
+
+    Each canary is a client whose updates are long and along a weight of its own. Its
+    score is the sum of that weight's steps. Masks of secure aggregation would cancel,
+    so there are none. ε is claimed at a δ of at most 1e-5, whatever the run's is: with
+    a δ of n^-1.1 for few clients no guess is evidence.
+    """
+    num_clients = len(bench.roster.trainable())
+    plan = PrivacyPlan.of(bench.experiment, num_clients, bench.method.num_rounds)
+    if plan is None or not plan.settings.is_private:
+        return None
+    most = min(_NUM_CANARIES, bench.task.model.num_parameters)
+    if plan.settings.noise_at == "clients":  # more clients would add more noise
+        most = min(most, 2 * num_clients)
+    strict = replace(plan, delta=min(plan.delta, _LARGEST_DELTA))
+    method = bench.method
+    if isinstance(method, SummedUpdates):
+        method = method.method
+    if method.update_type is not ModelUpdate:
+        return None
+
+    def play(included: NDArray[np.bool_], rng: RandomKey) -> Scores:
+        assembly = replace(bench, method=method, key=rng)
+        training = PrivateTraining(assembly, plan, releases=None)
+        canaries = {str(place): place for place in np.flatnonzero(included).tolist()}
+        scores = np.zeros(len(included))
+        state, clip_norm = untrained(bench, bench.roster).state, None
+        for server_round in range(1, num_rounds + 1):
+            payload = method.broadcast(state, UNSEEN_CLIENT, rng)
+            current = training.begin(payload, server_round, clip_norm)
+            chosen = list(canaries)
+            if plan.sampling == "poisson":
+                chosen = training.selection().draw(chosen, len(chosen), server_round)
+            updates = []
+            for name in chosen:
+                weights = payload.weights.clone()
+                weights[canaries[name]] += _TIMES_CLIP_NORM * current.clip_norm
+                update = ModelUpdate(weights, 1, 0.0)
+                key = rng.child("update", server_round, name)
+                updates.append((name, _processed(method, payload, update, key)))
+            current.add_all(updates)
+            moved = current.release(state)
+            steps = moved.weights - state.weights
+            scores += steps[: len(included)].double().numpy()
+            state, clip_norm = moved, current.next_clip_norm()
+        return scores
+
+    return CanaryGame(
+        surface="private training",
+        access="the model after each round, and each canary's update",
+        num_canaries=most,
+        play=play,
+        epsilon=strict.epsilon_after(num_rounds),
+        delta=strict.delta,
+    )
+
+
+def _processed(method: Method, payload: Any, update: Any, rng: RandomKey) -> Any:
+    """Return an update as the method's processors at the client change it."""
+    if not isinstance(method, UpdateProcessor):
+        return update
+    inner = _processed(method.method, payload, update, rng)
+    sent = method.process(payload, inner, None, 1, rng)[0]
+    return method.decoded(payload, sent)
+
+
+def private_answers_game(settings: PrivateAnswerSettings) -> CanaryGame:
+    """Return the game of a memory with private answers, in its worst case.
+
+    Each canary is a stored example that alone votes on its own query, with kernel value
+    1 and label 0. The query is repeated until the budget is spent, and the canary's
+    score is the sum of the released scores of label 0 over their deviations, each
+    weighted by the canary's contribution.
+    """
+    charge = settings.count_charge + 1 / (2 * MIN_VOTERS * settings.vote_noise**2)
+    num_whole, rest = divmod(settings.budget / charge, 1.0)
+    weights = [1.0] * int(num_whole) + [math.sqrt(rest)]
+
+    def play(included: NDArray[np.bool_], rng: RandomKey) -> Scores:
+        stored = np.flatnonzero(included)
+        labels, spent = np.zeros(len(stored), np.int64), np.zeros(len(stored))
+        kernel = np.eye(len(included), dtype=np.float32)[:, stored]
+        generator, scores = rng.numpy(), np.zeros(len(included))
+        for weight in weights:
+            votes = noisy_votes(kernel, labels, spent, 2, settings, generator)
+            scores += weight * votes.scores[:, 0] / votes.deviations
+            spent = votes.spent
+        return scores
+
+    return CanaryGame(
+        surface="private answers",
+        access="noisy scores of repeated queries at each canary",
+        num_canaries=_NUM_CANARIES,
+        play=play,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+    )
