@@ -95,17 +95,27 @@ class PrivacyLedger:
     def append_locked(self, update: ProtectedUpdate) -> None:
         """Record an update while `locked`; on return it is on disk."""
         lines = self._checked_lines()
+        previous = lines[-1][_DIGEST] if lines else ""
+        # The head is one line behind after a kill, and must not fall further behind.
+        self._write_head(len(lines), previous)
         line = {**asdict(update), "time": update.time.isoformat()}
-        digest = _digest(lines[-1][_DIGEST] if lines else "", line)
+        digest = _digest(previous, line)
         self._lines.append({**line, _DIGEST: digest})
-        # Last, so that a kill in between leaves one line more than the head knows.
-        head = _Head(len(lines) + 1, digest)
-        write_atomically(self._head, json.dumps(asdict(head)))
+        self._write_head(len(lines) + 1, digest)
+
+    def _write_head(self, count: int, digest: str) -> None:
+        head = _Head(count, digest)
+        if head != self._read_head():
+            write_atomically(self._head, json.dumps(asdict(head)))
+
+    def _read_head(self) -> _Head:
+        head = read_document(_Head, self._head, "it cannot be trusted")
+        return head or _Head(0, "")
 
     def _checked_lines(self) -> list[dict[str, Any]]:
         try:
             lines = self._lines.read()
-            head = read_document(_Head, self._head, "it cannot be trusted")
+            head = self._read_head()
         except RunError as error:
             raise self._damaged("a file is damaged") from error
         previous = ""
@@ -113,11 +123,11 @@ class PrivacyLedger:
             if not _is_line(line, previous):
                 raise self._damaged(f"line {number} was changed or removed")
             previous = line[_DIGEST]
-        count, last = (0, "") if head is None else (head.count, head.digest)
         digests = ["", *(line[_DIGEST] for line in lines)]
-        if not count <= len(lines) <= count + 1 or digests[count] != last:
+        num_new = len(lines) - head.count
+        if num_new not in (0, 1) or digests[head.count] != head.digest:
             raise self._damaged(
-                f"found {len(lines)} lines, expected {count}, the last with the "
+                f"found {len(lines)} lines, expected {head.count}, the last with the "
                 "digest of the head"
             )
         return lines

@@ -136,7 +136,18 @@ def test_kill_between_line_and_head_keeps_the_line(
         with pytest.raises(KeyboardInterrupt):
             record(tmp_path, UPDATE)
     assert len(PrivacyLedger(tmp_path).read()) == num_before + 1
+    # The next line repairs the head, so that it never lacks two.
+    heads: list[str] = []
+    write = privacy_ledger.write_atomically
+
+    def write_and_note(path: Path, content: str) -> None:
+        write(path, content)
+        heads.append(content)
+
+    monkeypatch.setattr(privacy_ledger, "write_atomically", write_and_note)
     assert len(record(tmp_path, UPDATE).read()) == num_before + 2
+    counts = [json.loads(head)["count"] for head in heads]
+    assert counts == [num_before + 1, num_before + 2]
 
 
 def test_kill_within_a_line_loses_that_line_alone(tmp_path: Path) -> None:
