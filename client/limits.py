@@ -244,7 +244,7 @@ class Limits:
             return SafeReason(Code.TRAINS_NONE)
         least = self.client.limits.min_examples
         if num_train < least:
-            if not self.client.shares_counts:
+            if self.client.fixed_weight is not None:
                 return SafeReason(Code.TOO_LITTLE_DATA)
             return SafeReason(Code.TOO_FEW_TO_TRAIN, found=num_train, least=least)
         return None
@@ -348,7 +348,7 @@ class Limits:
             # Negated, so that NaN is too little, too.
             if not value >= least - 1e-6
         ]
-        if reasons and not self.client.shares_counts:
+        if reasons and self.client.fixed_weight is not None:
             return [SafeReason(Code.TOO_LITTLE_DATA)]
         return reasons
 
@@ -372,7 +372,9 @@ class Limits:
     @functools.cached_property
     def privacy_budget(self) -> PrivacyBudget | None:
         """The budget of protected updates; None if updates are sent as they are."""
-        return PrivacyBudget.of(self.client, self.fingerprint, self.run)
+        return PrivacyBudget.of(
+            self.client, self.experiment.privacy, self.fingerprint, self.run
+        )
 
 
 def _as_words(names: Sequence[str], known: Collection[str]) -> tuple[Word, ...]:

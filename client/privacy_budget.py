@@ -3,7 +3,7 @@
 import bisect
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,6 +17,8 @@ from knnper.client.privacy_ledger import (
     site_release,
 )
 from knnper.client.settings import ClientSettings, SitePrivacySettings
+from knnper.client.site_privacy import Protection
+from knnper.experiment import PrivacySettings
 from knnper.privacy import epsilon_of
 from knnper.reasons import Code, SafeField, SafeReason, Word
 
@@ -52,33 +54,30 @@ class PrivacyBudget:
         The site's state folder.
     experiment, run
         Fingerprint of the experiment, and Flower's number of its run.
-    clip_norm, noise_multiplier
-        S and σ of the experiment's updates.
+    protection
+        Of the experiment's updates.
     """
 
     settings: SitePrivacySettings
     state: Path
     experiment: str
     run: int
-    clip_norm: float
-    noise_multiplier: float
+    protection: Protection
 
     @classmethod
     def of(
-        cls, client: ClientSettings, experiment: str, run: int = 0
+        cls,
+        client: ClientSettings,
+        run_privacy: PrivacySettings | None,
+        experiment: str,
+        run: int = 0,
     ) -> "PrivacyBudget | None":
         """Return the budget at a site; None if its updates are sent as they are."""
-        privacy = client.limits.privacy
-        if privacy is None or privacy.clip_norm is None:
+        settings = client.limits.privacy
+        protection = Protection.of(settings, run_privacy)
+        if settings is None or protection is None:
             return None
-        return cls(
-            settings=privacy,
-            state=client.state,
-            experiment=experiment,
-            run=run,
-            clip_norm=privacy.clip_norm,
-            noise_multiplier=privacy.noise_multiplier,
-        )
+        return cls(settings, client.state, experiment, run, protection)
 
     def objections(self, rounds: int, code: Code) -> list[SafeReason]:
         """Return the budgets that ``rounds`` more updates would exceed."""
@@ -105,8 +104,7 @@ class PrivacyBudget:
                         run=self.run,
                         experiment=self.experiment,
                         server_round=server_round,
-                        clip_norm=self.clip_norm,
-                        noise_multiplier=self.noise_multiplier,
+                        **asdict(self.protection),
                     )
                 )
         return reasons
@@ -161,5 +159,5 @@ class PrivacyBudget:
 
     def _epsilon_after(self, updates: Sequence[ProtectedUpdate], rounds: int) -> float:
         """Return the ε of updates and ``rounds`` more."""
-        further = site_release(self.noise_multiplier, rounds)
+        further = site_release(self.protection.noise_multiplier, rounds)
         return epsilon_of([*releases_of(updates), further], self.settings.delta)

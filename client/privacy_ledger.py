@@ -1,41 +1,34 @@
 """The ledger of a site's privacy: every protected update, on the site's own disk.
 
 An update is recorded before it leaves, so a kill can waste privacy but never hide any.
-``privacy.jsonl`` has one line for each update, chained by digests, and
-``privacy.head.json`` the number of lines and the last digest. Together they show a line
-that was changed or removed. Two old files, as of a backup, are not recognised.
+The lines of ``privacy.jsonl`` are chained by hashes, and ``privacy.head`` has the hash
+of the last. Together they show a line that was changed or removed. Two old files, as of
+a backup, are not recognised.
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
+from knnper.audit_log import AuditLog, AuditLogError, VerifiedLog
 from knnper.errors import RunError
-from knnper.files import (
-    FileLock,
-    JsonLines,
-    make_private,
-    read_document,
-    write_atomically,
-)
+from knnper.files import FileLock, make_private, read_plain, write_atomically
 from knnper.privacy import Release
 from knnper.reasons import Code, SafeReason
 
-LEDGER, HEAD, LOCK = "privacy.jsonl", "privacy.head.json", "privacy.lock"
+LEDGER, HEAD, LOCK = "privacy.jsonl", "privacy.head", "privacy.spending.lock"
 YEAR = timedelta(days=365)
-_DIGEST = "digest"
+_EVENT = "update"
+_ALL = 10**9
 
 
 @dataclass(frozen=True)
 class ProtectedUpdate:
-    """An update with noise that was sent, or was about to be.
+    """An update that was sent, or was about to be.
 
     Attributes
     ----------
@@ -53,15 +46,8 @@ class ProtectedUpdate:
     noise_multiplier: float
 
 
-@dataclass(frozen=True)
-class _Head:
-    """The number of lines in the ledger and the digest of the last."""
-
-    count: int
-    digest: str
-
-
-_UPDATE = TypeAdapter(ProtectedUpdate)
+_UPDATES = TypeAdapter(list[ProtectedUpdate])
+_FIELDS = tuple(field.name for field in fields(ProtectedUpdate))
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ class PrivacyLedger:
 
     def read(self) -> list[ProtectedUpdate]:
         """Read all updates, oldest first."""
-        if not (self._lines.path.exists() or self._head.exists()):
+        if not (self._log.path.exists() or self._head.exists()):
             return []
         with self.locked():
             return self.read_locked()
@@ -90,59 +76,50 @@ class PrivacyLedger:
 
     def read_locked(self) -> list[ProtectedUpdate]:
         """Read all updates while `locked`."""
-        return [_UPDATE.validate_python(line) for line in self._checked_lines()]
+        entries = self._verified().last
+        try:
+            return _UPDATES.validate_python(
+                [{name: entry[name] for name in _FIELDS} for entry in entries]
+            )
+        except (KeyError, ValidationError) as error:
+            raise self._damaged("an entry is no update") from error
 
     def append_locked(self, update: ProtectedUpdate) -> None:
         """Record an update while `locked`; on return it is on disk."""
-        lines = self._checked_lines()
-        previous = lines[-1][_DIGEST] if lines else ""
-        # The head is one line behind after a kill, and must not fall further behind.
-        self._write_head(len(lines), previous)
-        line = {**asdict(update), "time": update.time.isoformat()}
-        digest = _digest(previous, line)
-        self._lines.append({**line, _DIGEST: digest})
-        self._write_head(len(lines) + 1, digest)
+        # The head lacks one line after a kill, and must not lack two.
+        self._write_head()
+        self._log.append(_EVENT, **asdict(update))
+        self._write_head()
 
-    def _write_head(self, count: int, digest: str) -> None:
-        head = _Head(count, digest)
-        if head != self._read_head():
-            write_atomically(self._head, json.dumps(asdict(head)))
+    def _write_head(self) -> None:
+        verified = self._verified()
+        if verified.num_entries and verified.head != self._read_head():
+            write_atomically(self._head, verified.head)
 
-    def _read_head(self) -> _Head:
-        head = read_document(_Head, self._head, "it cannot be trusted")
-        return head or _Head(0, "")
+    def _read_head(self) -> str:
+        return read_plain(self._head).decode() if self._head.exists() else ""
 
-    def _checked_lines(self) -> list[dict[str, Any]]:
+    def _verified(self) -> VerifiedLog:
+        head = self._read_head()
         try:
-            lines = self._lines.read()
-            head = self._read_head()
-        except RunError as error:
-            raise self._damaged("a file is damaged") from error
-        previous = ""
-        for number, line in enumerate(lines, start=1):
-            if not _is_line(line, previous):
-                raise self._damaged(f"line {number} was changed or removed")
-            previous = line[_DIGEST]
-        digests = ["", *(line[_DIGEST] for line in lines)]
-        num_new = len(lines) - head.count
-        if num_new not in (0, 1) or digests[head.count] != head.digest:
-            raise self._damaged(
-                f"found {len(lines)} lines, expected {head.count}, the last with the "
-                "digest of the head"
-            )
-        return lines
+            verified = self._log.verify(head, num_last=_ALL)
+        except AuditLogError as error:
+            raise self._damaged(str(error)) from error
+        if not head and verified.num_entries > 1:
+            raise self._damaged(f"there is no {HEAD}")
+        return verified
 
     def _damaged(self, problem: str) -> RunError:
         return RunError(
-            f"the ledger {self._lines.path} cannot be trusted: {problem}. Restore it "
+            f"the ledger {self._log.path} cannot be trusted: {problem}. Restore it "
             f"and {HEAD} from their newest copies; or remove both, and no update sent "
             "so far counts any more",
             reason=SafeReason(Code.UNUSABLE_STATE),
         )
 
     @property
-    def _lines(self) -> JsonLines:
-        return JsonLines(self.state / LEDGER)
+    def _log(self) -> AuditLog:
+        return AuditLog(self.state / LEDGER)
 
     @property
     def _head(self) -> Path:
@@ -177,17 +154,3 @@ def of_last_year(updates: Sequence[ProtectedUpdate]) -> list[ProtectedUpdate]:
     """Return the updates of the last 365 days."""
     begin = datetime.now(UTC) - YEAR
     return [update for update in updates if update.time > begin]
-
-
-def _is_line(line: dict[str, Any], previous: str) -> bool:
-    fields = {name: value for name, value in line.items() if name != _DIGEST}
-    try:
-        _UPDATE.validate_python(fields)
-    except ValidationError:
-        return False
-    return line.get(_DIGEST) == _digest(previous, fields)
-
-
-def _digest(previous: str, line: dict[str, Any]) -> str:
-    text = json.dumps([previous, line], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()

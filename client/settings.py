@@ -280,9 +280,10 @@ class ClientSettings(ClientDocument):
     data: Choice[Settings]
 
     @property
-    def shares_counts(self) -> bool:
-        """Whether the server may learn numbers of examples."""
-        return self.limits.privacy is None or self.limits.privacy.share.counts
+    def fixed_weight(self) -> int | None:
+        """The weight that hides numbers of examples; None if they may leave."""
+        privacy = self.limits.privacy
+        return None if privacy is None or privacy.share.counts else privacy.weight
 
     @property
     def base(self) -> Path:

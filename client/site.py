@@ -205,7 +205,7 @@ class SiteNode:
         """Read the site's data and bind the job's method to it."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
-        metrics_policy = MetricsPolicy.of(settings)
+        metrics_policy = MetricsPolicy(settings.share_metrics)
 
         def explain(error: Exception) -> str:
             self._outcome = _outcome_of(error)
@@ -273,14 +273,15 @@ class SiteNode:
         name, train = settings.name, settings.train
         if job is None:
             return introduction_content(Introduction(name, train))
-        metrics_policy = MetricsPolicy.of(settings)
         try:
             experiment, limits = self._allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             limits.require_plan(len(data.train))
             _require_model(experiment, task, limits)
         except Exception as error:  # noqa: BLE001 (the site's own code may raise any)
-            problem = metrics_policy.explain(error, "reading the data")
+            problem = MetricsPolicy(settings.share_metrics).explain(
+                error, "reading the data"
+            )
             self._outcome = _outcome_of(error)
             return introduction_content(Introduction(name, train, problem=problem))
         remark = limits.without_training(len(data.train)) if train else None
@@ -290,7 +291,7 @@ class SiteNode:
         introduction = Introduction(
             name=name,
             train=train and remark is None,
-            num_train=metrics_policy.shown_count(len(data.train)),
+            num_train=settings.fixed_weight or len(data.train),
             num_validation=len(data.validation) if shares_sizes else 0,
             num_test=len(data.test) if shares_sizes else 0,
             remark=str(remark or ""),
@@ -317,7 +318,7 @@ class SiteNode:
         metrics_policy = MetricsPolicy(share_metrics=False)
         # The error may be one of the file in which `share_metrics` is set.
         with contextlib.suppress(KnnPerError, OSError):
-            metrics_policy = MetricsPolicy.of(_settings(context))
+            metrics_policy = MetricsPolicy(_settings(context).share_metrics)
         kind = message.metadata.message_type
         reason = metrics_policy.explain(error, f"answering a message ({kind})")
         self._outcome = _outcome_of(error)
@@ -387,11 +388,12 @@ def site_experiment(text: str, door: Door) -> Experiment:
 
 
 def _protected(limits: Limits, task: Task, method: Method) -> Method:
-    """Wrap a method in the clipping and the noise of the site, if it has any."""
-    budget = limits.privacy_budget
-    if budget is None:
+    """Wrap a method in the site's clipping, noise and weight, if it has any."""
+    budget, weight = limits.privacy_budget, limits.client.fixed_weight
+    if budget is None and weight is None:
         return method
-    return ProtectedUpdates(task, method, budget.clip_norm, budget.noise_multiplier)
+    protection = None if budget is None else budget.protection
+    return ProtectedUpdates(task, method, protection, weight)
 
 
 @explained()

@@ -1,25 +1,54 @@
 """A site's own clipping and noise on its updates, whatever the server asks for."""
 
-import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
 from typing_extensions import override
 
+from knnper.client.settings import SitePrivacySettings
 from knnper.errors import RefusedError
+from knnper.experiment import PrivacySettings
 from knnper.flat_model import FlatModel
+from knnper.privacy import system_noise
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
-from knnper.strategies.core.mean_update import differences, synthetic_update
 from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.private_updates import (
+    NoisyUpdates,
+    client_deviation,
+    clipped,
+    noisy,
+)
 from knnper.strategies.core.processing import UpdateProcessor
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 
-_SEED_BITS = 256
+
+@dataclass(frozen=True)
+class Protection:
+    """S and σ of a site's updates; see `SitePrivacySettings`."""
+
+    clip_norm: float
+    noise_multiplier: float
+
+    @classmethod
+    def of(
+        cls, site: SitePrivacySettings | None, run: PrivacySettings | None
+    ) -> "Protection | None":
+        """Return the smaller S and the larger noise of a site and a run.
+
+        None if the site sends updates as they are.
+        """
+        if site is None or site.clip_norm is None:
+            return None
+        clip_norm, least_deviation = site.clip_norm, 0.0
+        if run is not None:
+            least_deviation = client_deviation(run)
+            # An adaptive norm is applied by the server.
+            if run.adaptive is None:
+                clip_norm = min(clip_norm, run.clip_norm)
+        least = least_deviation / clip_norm
+        return cls(clip_norm, max(site.noise_multiplier, least))
 
 
 def only_weights(method: Method | type[Method]) -> bool:
@@ -39,23 +68,32 @@ def require_no_buffers(model: FlatModel) -> None:
 
 
 class ProtectedUpdates(UpdateProcessor):
-    """Clips the difference from the payload and adds Gaussian noise (Local DP).
+    """Clips the change of an update, adds noise to it, and hides its weight.
 
     The noise is seeded by the operating system: the experiment's seed is known to the
     server, which could subtract the noise.
 
     Parameters
     ----------
-    clip_norm, noise_multiplier
-        S and σ; see `SitePrivacySettings`.
+    protection
+        None leaves the change as it is.
+    weight
+        Replaces the number of examples; None leaves it.
     """
 
     def __init__(
-        self, task: Task, method: Method, clip_norm: float, noise_multiplier: float
+        self,
+        task: Task,
+        method: Method,
+        protection: Protection | None,
+        weight: int | None,
     ) -> None:
+        # The run's own noise of the clients, of which the site adds at least as much.
+        while protection is not None and isinstance(method, NoisyUpdates):
+            method = method.method
         super().__init__(task, method, NoSettings())
-        self._clip_norm = clip_norm
-        self._noise_multiplier = noise_multiplier
+        self._protection = protection
+        self._weight = weight
 
     @override
     def process(
@@ -65,27 +103,16 @@ class ProtectedUpdates(UpdateProcessor):
         client_state: Any,
         server_round: int,
         rng: RandomKey,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Any, None]:
+        if self._weight is not None:
+            update = replace(update, num_examples=self._weight)
+        if self._protection is None:
+            return update, None
         require_no_buffers(self.task.model)
         self.require_origins(payload, update)
-        clipped = self._clipped(differences(self.method, payload, update))
-        sent = synthetic_update(self.method, payload, update, self._with_noise(clipped))
-        return replace(
-            sent, num_examples=update.num_examples, train_loss=update.train_loss
-        ), None
-
-    def _clipped(self, difference: Tensor) -> Tensor:
-        """Shorten a difference (d,) to the norm S."""
-        # In float64: the squares of float32 numbers can overflow.
-        difference = difference.double()
-        norm = float(difference.norm())
-        return difference * min(1.0, self._clip_norm / norm) if norm else difference
-
-    def _with_noise(self, clipped: Tensor) -> Tensor:
-        """Add noise to a clipped difference (d,), float64; return it as float32."""
-        if not self._noise_multiplier:
-            return clipped.float()
-        generator = np.random.default_rng(secrets.randbits(_SEED_BITS))
-        noise = torch.from_numpy(generator.standard_normal(len(clipped)))
-        deviation = self._noise_multiplier * self._clip_norm
-        return (clipped + deviation * noise).float()
+        clip_norm = self._protection.clip_norm
+        deviation = self._protection.noise_multiplier * clip_norm
+        update, _ = clipped(self, payload, update, clip_norm)
+        if deviation:
+            update = noisy(self, payload, update, deviation, system_noise(rng))
+        return update, None

@@ -12,14 +12,13 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from typing_extensions import override
 
 from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits
 from knnper.client.runtime import ClientRuntime, TrainingRequest
-from knnper.client.settings import ClientSettings
 from knnper.errors import KnnPerError, RefusedError, RunError, text_for_others
 from knnper.reasons import Code, SafeReason
 from knnper.secure.messages import SecureReply, SecureRequest
@@ -32,26 +31,9 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class MetricsPolicy:
-    """Which metrics, counts and reasons of errors of a client reach the server.
-
-    Attributes
-    ----------
-    share_metrics
-        Whether metrics and the reasons of errors do.
-    weight
-        Sent in place of the number of examples; None sends the number.
-    """
+    """Whether a client's metrics and the reasons of its errors reach the server."""
 
     share_metrics: bool
-    weight: int | None = None
-
-    @classmethod
-    def of(cls, settings: ClientSettings) -> Self:
-        """Return the policy of a client's settings."""
-        privacy = settings.limits.privacy
-        if privacy is None or privacy.share.counts:
-            return cls(settings.share_metrics)
-        return cls(settings.share_metrics, privacy.weight)
 
     def explain(self, error: Exception, activity: str = "personalization") -> str:
         """Log an error in full; return the text that the server gets."""
@@ -65,19 +47,13 @@ class MetricsPolicy:
         return text_for_others(error) if self.share_metrics else OWN_LOG
 
     def filter_update(self, update: Any) -> Any:
-        """Remove from an update the loss and the number of examples, if not shared.
+        """Remove the loss from an update, if metrics are not shared.
 
-        The number of examples is the update's weight in the mean.
+        The number of examples stays: it is the update's weight in the mean.
         """
-        if not self.share_metrics:
-            update = dataclasses.replace(update, train_loss=math.nan)
-        if self.weight is not None:
-            update = dataclasses.replace(update, num_examples=self.weight)
-        return update
-
-    def shown_count(self, num_train: int) -> int:
-        """Return the number of training examples that the server gets."""
-        return num_train if self.weight is None or not num_train else self.weight
+        if self.share_metrics:
+            return update
+        return dataclasses.replace(update, train_loss=math.nan)
 
     def filter_results(self, results: ClientResults) -> ClientResults:
         """Replace results by the clients' names, if metrics are not shared."""

@@ -74,7 +74,7 @@ def check(
     if experiment is not None:
         num_train = result.splits["train"].num_examples
         limits = _check_limits(settings, experiment, num_train)
-    privacy = _check_privacy(settings, str(limits.get("experiment", "")))
+    privacy = _check_privacy(settings, experiment, str(limits.get("experiment", "")))
     if as_json:
         about = {"client": settings.name, "sent": False}
         shown = {"privacy": privacy} if privacy else {}
@@ -149,21 +149,22 @@ def _check_limits(
 
 
 def _check_privacy(
-    settings: "ClientSettings", experiment: str
+    settings: "ClientSettings", experiment: "Experiment | None", fingerprint: str
 ) -> dict[str, dict[str, float | None]]:
     """Return the spending of the site's privacy, by period; empty without clipping.
 
-    ``experiment``: its fingerprint, or empty, and then only the year is of interest.
+    Without an experiment only that of the year.
     """
     from knnper.client.privacy_budget import PrivacyBudget
 
-    budget = PrivacyBudget.of(settings, experiment)
+    run_privacy = None if experiment is None else experiment.privacy
+    budget = PrivacyBudget.of(settings, run_privacy, fingerprint)
     if budget is None:
         return {}
     return {
         period: {**asdict(spending), "delta": budget.settings.delta}
         for period, spending in budget.spending().items()
-        if experiment or period == "year"
+        if experiment is not None or period == "year"
     }
 
 

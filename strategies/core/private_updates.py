@@ -118,6 +118,14 @@ class NoisyUpdates(UpdateProcessor):
         return noisy(self, payload, update, deviation, generator), None
 
 
+def client_deviation(privacy: PrivacySettings) -> float:
+    """Return the standard deviation of the noise that each client adds; 0 for none."""
+    if privacy.noise_at != "clients" or not privacy.is_private:
+        return 0.0
+    noise = (privacy.noise_multiplier or 0.0) * privacy.clip_norm
+    return noise / math.sqrt(privacy.noise_shares or 1)
+
+
 def private_updates(
     task: Task, method: Method, privacy: PrivacySettings, noise_source: NoiseSource
 ) -> Method:
@@ -135,10 +143,9 @@ def private_updates(
         raise ConfigError([Problem("model.name", message)])
     if privacy.adaptive is None:
         method = ClippedUpdates(task, method, privacy.clip_norm)
-    if privacy.noise_at == "clients" and privacy.is_private:
-        noise = (privacy.noise_multiplier or 0.0) * privacy.clip_norm
-        share = noise / math.sqrt(privacy.noise_shares or 1)
-        method = NoisyUpdates(task, method, share, noise_source)
+    deviation = client_deviation(privacy)
+    if deviation:
+        method = NoisyUpdates(task, method, deviation, noise_source)
     return method
 
 

@@ -23,7 +23,9 @@ from knnper.client.privacy_ledger import (
     releases_of,
 )
 from knnper.client.settings import SitePrivacySettings
+from knnper.client.site_privacy import Protection
 from knnper.errors import RunError
+from knnper.files import write_atomically
 from knnper.privacy import Release, epsilon_of
 from knnper.reasons import Code
 
@@ -47,10 +49,14 @@ def three_updates(state: Path) -> list[ProtectedUpdate]:
     return updates
 
 
+def lines_of(state: Path) -> list[str]:
+    return (state / LEDGER).read_text().splitlines()
+
+
 def budget(state: Path, **changes: Any) -> PrivacyBudget:
     """Return the budget of an experiment whose updates have S = 1 and σ = 8."""
     settings = SitePrivacySettings(clip_norm=1.0, noise_multiplier=8.0, **changes)
-    return PrivacyBudget(settings, state, UPDATE.experiment, 7, 1.0, 8.0)
+    return PrivacyBudget(settings, state, UPDATE.experiment, 7, Protection(1.0, 8.0))
 
 
 def epsilon_of_rounds(count: int, noise_multiplier: float = 8.0) -> float:
@@ -138,16 +144,15 @@ def test_kill_between_line_and_head_keeps_the_line(
     assert len(PrivacyLedger(tmp_path).read()) == num_before + 1
     # The next line repairs the head, so that it never lacks two.
     heads: list[str] = []
-    write = privacy_ledger.write_atomically
 
     def write_and_note(path: Path, content: str) -> None:
-        write(path, content)
+        write_atomically(path, content)
         heads.append(content)
 
     monkeypatch.setattr(privacy_ledger, "write_atomically", write_and_note)
     assert len(record(tmp_path, UPDATE).read()) == num_before + 2
-    counts = [json.loads(head)["count"] for head in heads]
-    assert counts == [num_before + 1, num_before + 2]
+    hashes = [json.loads(line)["hash"] for line in lines_of(tmp_path)]
+    assert heads == hashes[-2:]
 
 
 def test_kill_within_a_line_loses_that_line_alone(tmp_path: Path) -> None:
@@ -170,7 +175,7 @@ def test_line_is_on_disk_before_append_returns(
 
     monkeypatch.setattr(os, "fsync", fsync)
     record(tmp_path, UPDATE)
-    inodes = [(tmp_path / name).stat().st_ino for name in (LEDGER, HEAD, ".")]
+    inodes = [(tmp_path / name).stat().st_ino for name in (LEDGER, ".", HEAD, ".")]
     assert synced == inodes
 
 
@@ -248,8 +253,10 @@ def test_an_update_without_noise_exceeds_every_later_budget(tmp_path: Path) -> N
 
 def test_ledger_names_run_round_and_noise(tmp_path: Path) -> None:
     budget(tmp_path).spend(4)
-    line = json.loads((tmp_path / LEDGER).read_text())
-    line.pop("time"), line.pop("digest")
+    (text,) = lines_of(tmp_path)
+    line = json.loads(text)
+    for name in ("number", "time", "event", "previous", "hash"):
+        line.pop(name)
     assert line == {
         "run": 7,
         "experiment": "e" * 64,

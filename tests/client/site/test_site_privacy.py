@@ -4,20 +4,23 @@ import dataclasses
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from knnper.client import site_privacy
 from knnper.client.privacy_ledger import LEDGER, PrivacyLedger
 from knnper.client.runtime import TrainingRequest
-from knnper.client.settings import read_client
-from knnper.client.site_privacy import only_weights
+from knnper.client.settings import SitePrivacySettings, read_client
+from knnper.client.site_privacy import Protection, only_weights
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
 from knnper.errors import RefusedError, RunError
-from knnper.experiment import Experiment
+from knnper.experiment import AdaptiveClipping, Experiment, PrivacySettings
 from knnper.privacy import Release, epsilon_of
 from knnper.records import tensors_of
 from knnper.strategies.catalogue import METHODS
@@ -218,6 +221,41 @@ def test_damaged_ledger_stops_the_site(file: Path) -> None:
         HostileServer(file).train(asked(**SMALL))
 
 
+SITE = SitePrivacySettings(clip_norm=2.0, noise_multiplier=8.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (None, Protection(2.0, 8.0)),
+        (PrivacySettings(3.0, 0.1), Protection(2.0, 8.0)),
+        (PrivacySettings(0.5, 50.0), Protection(0.5, 8.0)),  # the server's noise
+        (PrivacySettings(0.5, adaptive=AdaptiveClipping()), Protection(2.0, 8.0)),
+        # 90 * 4 / sqrt(9) = 120, and 60 times the clip norm of the site.
+        (PrivacySettings(4.0, 90.0, noise_at="clients", noise_shares=9),
+         Protection(2.0, 60.0)),
+        (PrivacySettings(4.0, 9.0, noise_at="clients", noise_shares=9),
+         Protection(2.0, 8.0)),
+    ],
+)  # fmt: skip
+def test_smaller_norm_and_larger_noise_apply(
+    run: PrivacySettings | None, expected: Protection
+) -> None:
+    assert Protection.of(SITE, run) == expected
+    assert Protection.of(None, run) is None
+    assert Protection.of(SitePrivacySettings(), run) is None
+
+
+def test_run_that_asks_for_more_noise_gets_it_once(file: Path) -> None:
+    protect(file, "clip_norm: 1.0, noise_multiplier: 0.5")
+    privacy = "{clip_norm: 2, noise_multiplier: 20, noise_at: clients, noise_shares: 4}"
+    settings = asked(**SMALL, privacy=privacy)
+    numbers = moved(HostileServer(file), settings) / 20  # 20 * 2 / sqrt(4)
+    assert abs(float(numbers.std()) - 1) < 6 / math.sqrt(2 * len(numbers)) + 0.01
+    (entry,) = PrivacyLedger(state(file)).read()
+    assert (entry.clip_norm, entry.noise_multiplier) == (1.0, 20.0)
+
+
 REFUSED = {
     "afl", "agnostic", "clustered_fl", "fedas", "fedattn", "fedbasis", "fedpac",
     "fedproto", "hypcluster", "pfedfda", "qfedavg", "scaffold",
@@ -235,15 +273,18 @@ def test_methods_that_send_more_than_weights_are_refused(file: Path) -> None:
     assert HostileServer(file, run=2).introduced(settings).problem == ""
 
 
+def constant(_mean: float, _deviation: float, count: int) -> NDArray[np.float64]:
+    """Return noise of 1000 in each number."""
+    return np.full(count, 1000.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - REFUSED - {"local"}))
 def test_every_number_of_an_update_has_noise(
     file: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        site_privacy.ProtectedUpdates,
-        "_with_noise",
-        lambda _self, clipped: clipped.float() * 0 + 1000.0,
+        site_privacy, "system_noise", lambda _: SimpleNamespace(normal=constant)
     )
     protect(file, NOISY)
     settings = asked(
@@ -256,7 +297,7 @@ def test_every_number_of_an_update_has_noise(
     runtime = server.worker(settings)
     moves = differences(runtime.method, payload, update)
     torch.testing.assert_close(
-        moves, torch.full_like(moves, 1000.0), rtol=1e-4, atol=0.1
+        moves, torch.full_like(moves, 1000.0), rtol=1e-4, atol=1.1
     )
     # Nothing but tensors, the number of examples and the loss is sent.
     other_names = {field.name for field in dataclasses.fields(update)} - {
@@ -342,5 +383,5 @@ def test_refusal_is_one_of_the_limits(file: Path) -> None:
     HostileServer(file).train(asked(**SMALL))
     with pytest.raises(RefusedError) as raised:
         HostileServer(file).train(asked(**SMALL))
-    policy = MetricsPolicy.of(read_client(file))
+    policy = MetricsPolicy(read_client(file).share_metrics)
     assert "(limits.privacy)" in policy.explain(raised.value), "with its reason"
