@@ -138,7 +138,7 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         request = cast(
             SecureRequest, _record(message, "payload", SecureRequest, carrier)
         )
-        reply = runtime.exchange_secrets(job.clients, request, job.server_round)
+        reply = runtime.exchange_secrets(job.clients, request)
         return _reply(message, reply, carrier)
 
     @app.query(Purpose.REFUSE.action)

@@ -190,20 +190,25 @@ class ClientRuntime:
             raise SecureAggregationError("found no request to mask the update")
         rng = self.key.child("secure_sum", server_round, client)
         masked = self.secure_sums.masked(
-            client, request.masking, update.values, update.num_examples, rng
+            client,
+            request.masking,
+            update.values,
+            update.num_examples,
+            server_round,
+            rng,
         )
         return replace(update, values=masked)
 
     @explained()
     def exchange_secrets(
-        self, clients: Sequence[str], request: SecureRequest, server_round: int
+        self, clients: Sequence[str], request: SecureRequest
     ) -> SecureReply:
         """Reply to a stage of secure aggregation that needs no update."""
         if self.secure_sums is None or len(clients) != 1:
             raise SecureAggregationError(
                 "found a request of secure aggregation, which this experiment has not"
             )
-        return self.secure_sums.answer(clients[0], request, server_round)
+        return self.secure_sums.answer(clients[0], request)
 
     @explained()
     def validate(

@@ -42,7 +42,8 @@ class _Kept:
     secrets
         Of the execution in progress; None without any.
     sums
-        By round, the `digest_of_sum` to which the client has revealed its shares.
+        By round, the clients of the sum for which it has revealed its shares, as a
+        fingerprint.
     """
 
     secrets: protocol.ClientSecrets | None = None
@@ -76,9 +77,7 @@ class SecureSums:
         settings = experiment.training.secure_aggregation
         return None if settings is None else cls(settings, states / SECURE)
 
-    def answer(
-        self, client: str, request: SecureRequest, server_round: int
-    ) -> SecureReply:
+    def answer(self, client: str, request: SecureRequest) -> SecureReply:
         """Return the reply of a stage without the model."""
         kept, message = self._read(client), request.message
         if isinstance(message, KeysRequest):
@@ -92,12 +91,7 @@ class SecureSums:
             self._write(client, replace(kept, secrets=secrets))
             return SecureReply(shares)
         revealed = protocol.unmask(secrets, message)
-        if secrets.plan is None or secrets.plan.server_round != server_round:
-            raise SecureAggregationError(
-                f"found a request of round {server_round}, expected the round in "
-                "which this client has masked its update"
-            )
-        digest = protocol.digest_of_sum(secrets.plan, message)
+        server_round, digest = protocol.clients_of_sum(secrets, message)
         if kept.sums.get(str(server_round), digest) != digest:
             raise SecureAggregationError(
                 f"round {server_round} was summed before over other clients: the "
@@ -114,6 +108,7 @@ class SecureSums:
         request: MaskRequest,
         values: Tensor,
         num_examples: int,
+        server_round: int,
         rng: RandomKey,
     ) -> Tensor:
         """Return an update's differences, float32 (d,), encoded and masked.
@@ -127,6 +122,11 @@ class SecureSums:
         if plan is None or is_pairwise != (request.plan is not None):
             raise SecureAggregationError(
                 f"found a request that does not fit {self.settings.name}"
+            )
+        if plan.server_round != server_round:
+            raise SecureAggregationError(
+                f"found keys of round {plan.server_round}, expected those of round "
+                f"{server_round}, in which this update was trained"
             )
         weight = protocol.relative_weight(plan, num_examples)
         quantizer = Quantizer(self.settings.clip_range, self.settings.bits)

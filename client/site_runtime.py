@@ -148,11 +148,11 @@ class SiteRuntime(ClientRuntime):
 
     @override
     def exchange_secrets(
-        self, clients: Sequence[str], request: SecureRequest, server_round: int
+        self, clients: Sequence[str], request: SecureRequest
     ) -> SecureReply:
         """Reply to a stage of secure aggregation, for this client only."""
         self._require_own_name(clients)
-        return super().exchange_secrets(clients, request, server_round)
+        return super().exchange_secrets(clients, request)
 
     @contextlib.contextmanager
     def _within_deadline(self, activity: str) -> Iterator[None]:

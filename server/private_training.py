@@ -398,6 +398,10 @@ def also_released(experiment: Experiment, plan: PrivacyPlan) -> list[str]:
     released = ["the update of each client in each round, to the server"]
     if plan.settings.noise_at == "clients":
         released = ["the update of each client with its share of the noise alone"]
+    if experiment.training.secure_aggregation is not None:
+        released = []
+        if plan.sum_noise:
+            released = ["the sum of the clients' updates in each round, to the server"]
     released += [
         "the number of clients that train",
         "number of examples and train loss of each client, to the server",

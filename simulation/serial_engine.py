@@ -52,10 +52,7 @@ class SerialFederation(Federation):
                 )
             )
         if step.purpose is Purpose.SECURE:
-            request_record = cast(SecureRequest, payload)
-            return self.runtime.exchange_secrets(
-                clients, request_record, step.server_round
-            )
+            return self.runtime.exchange_secrets(clients, cast(SecureRequest, payload))
         if step.purpose is Purpose.VALIDATE:
             reference = request.reference and canonical(request.reference)
             return self.runtime.validate(

@@ -218,14 +218,16 @@ def relative_weight(plan: RoundPlan, num_examples: int) -> float:
     return weight / plan.largest_weight
 
 
-def digest_of_sum(plan: RoundPlan, request: UnmaskRequest) -> str:
-    """Return a fingerprint of the clients in a sum, as far as this client knows them.
+def clients_of_sum(secrets: ClientSecrets, request: UnmaskRequest) -> tuple[int, str]:
+    """Return the round of a sum, and a fingerprint of the clients in it.
 
-    With it a client notices that a round is summed again over other clients: the
-    difference of the two sums would be an update.
+    With them a client notices that a round is summed again over other clients: the
+    difference of the two sums would be an update. It knows its neighbours only, but
+    each other client looks at its own.
     """
+    plan, _ = _known(secrets)
     clients = [plan.own, plan.num_clients, sorted(request.survivors)]
-    return hashlib.sha256(json.dumps(clients).encode()).hexdigest()
+    return plan.server_round, hashlib.sha256(json.dumps(clients).encode()).hexdigest()
 
 
 def _require_stage(secrets: ClientSecrets, execution: str, stage: Stage) -> None:

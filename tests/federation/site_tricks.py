@@ -24,7 +24,13 @@ from knnper.client.runtime import DataSource, Personalized, TrainingRequest
 from knnper.client.site import CONFIG, SiteNode
 from knnper.client.site_runtime import SiteRuntime
 from knnper.data.examples import ClientData, Examples
-from knnper.secure.messages import SecureReply, SecureRequest
+from knnper.secure.messages import (
+    KeysRequest,
+    RoundPlan,
+    SecureReply,
+    SecureRequest,
+    UnmaskRequest,
+)
 from knnper.strategies.core.evaluation import ClientResults
 from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import Job
@@ -47,9 +53,10 @@ def training(server_round: int) -> str:
     return f"training {server_round}"
 
 
-def secure_stage(message: str, server_round: int) -> str:
+def secure_stage(message: KeysRequest | RoundPlan | UnmaskRequest) -> str:
     """Return the time at which a client answers a message of secure aggregation."""
-    return f"{message} {server_round}"
+    server_round = message.execution.partition("-")[0]
+    return f"{type(message).__name__} {server_round}"
 
 
 @dataclass(frozen=True)
@@ -141,10 +148,10 @@ class _Player(SiteRuntime):
         return SPOILING.get(deed, lambda one: one)(update)
 
     def exchange_secrets(
-        self, clients: Sequence[str], request: SecureRequest, server_round: int
+        self, clients: Sequence[str], request: SecureRequest
     ) -> SecureReply:
-        self.tricks.do(secure_stage(type(request.message).__name__, server_round))
-        return SiteRuntime.exchange_secrets(self, clients, request, server_round)
+        self.tricks.do(secure_stage(request.message))
+        return SiteRuntime.exchange_secrets(self, clients, request)
 
     def personalize(
         self,

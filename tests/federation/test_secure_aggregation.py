@@ -71,7 +71,7 @@ def test_round_goes_on_without_a_site_that_is_killed_at_any_stage(
         moment = (
             trick.training(server_round)
             if stage is None
-            else trick.secure_stage(stage.__name__, server_round)
+            else f"{stage.__name__} {server_round}"
         )
         federation.tricks(name).plan({moment: trick.HOLD})
         moments[name] = moment

@@ -22,6 +22,7 @@ from knnper.server.rounds import TooManyFailuresError
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.workbench import CLIENTS, Workbench, open_workbench, runtime_of
+from knnper.transport.messages import Purpose
 from tests.secure.lost_replies import LosingReplies, Stage, losing, train, trained
 
 DOCUMENT: dict[str, Any] = {
@@ -42,13 +43,23 @@ STAGES: Mapping[str, Stage] = {
 }
 
 
-def bench_of(secure_aggregation: object, **training: object) -> Workbench:
+def bench_of(
+    secure_aggregation: object,
+    privacy: object = None,
+    run: Mapping[str, object] | None = None,
+    **training: object,
+) -> Workbench:
     section = {
         **DOCUMENT["training"],
         "secure_aggregation": secure_aggregation,
         **training,
     }
-    document = {**DOCUMENT, "training": section}
+    document = {
+        **DOCUMENT,
+        "training": section,
+        "privacy": privacy,
+        "run": {**DOCUMENT["run"], **(run or {})},
+    }
     return open_workbench(load_experiment(document, experiment_catalogue()))
 
 
@@ -165,6 +176,36 @@ def test_update_leaves_only_masked(secure_bench: Workbench, tmp_path: Path) -> N
         train(secure_bench, WithoutMasks(inner), tmp_path)
 
 
+def test_keys_of_another_round_are_refused(
+    secure_bench: Workbench, tmp_path: Path
+) -> None:
+    @dataclasses.dataclass
+    class AnotherRound(Federation):
+        inner: Federation
+
+        def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+            if step.purpose is Purpose.TRAIN:
+                step = step._replace(server_round=5)
+            return self.inner.exchange(step, (replaced(each) for each in requests))
+
+    def replaced(request: Request) -> Request:
+        return dataclasses.replace(request, server_round=5 * bool(request.masking))
+
+    inner = SerialFederation(runtime_of(secure_bench, tmp_path))
+    with pytest.raises(TooManyFailuresError, match="expected those of round 5"):
+        train(secure_bench, AnotherRound(inner), tmp_path)
+
+
+def test_nothing_is_unmasked_where_more_clients_failed_than_may(
+    tmp_path: Path,
+) -> None:
+    bench = bench_of({"name": "secagg_plus"}, run={"max_failed_fraction": 0.1})
+    with pytest.raises(TooManyFailuresError, match="nothing was learned"):
+        _trained(bench, tmp_path, {"0001": None})
+    for file in (tmp_path / CLIENTS / SECURE).iterdir():
+        assert file.read_text().endswith('"sums":{}}')
+
+
 def test_round_of_two_clients_is_refused(tmp_path: Path) -> None:
     bench = bench_of({"name": "secagg_plus"}, participation=0.4)
     with pytest.raises(
@@ -217,3 +258,22 @@ def test_conflicting_settings_are_refused(
 def test_documents_without_secure_aggregation_do_not_name_it() -> None:
     experiment = load_experiment(DOCUMENT, experiment_catalogue())
     assert "secure_aggregation" not in to_document(experiment)["training"]
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"noise_at": "clients", "noise_shares": 5, "noise_multiplier": 0.1},
+        {"noise_at": "server", "noise_multiplier": 0.1},
+        {"noise_multiplier": 0},
+    ],
+)
+def test_secure_sum_with_noise_is_the_plain_one(
+    privacy: Mapping[str, object], tmp_path: Path
+) -> None:
+    chosen = {"clip_norm": 0.5, **privacy}
+    secure = bench_of({"name": "secagg_plus"}, privacy=chosen)
+    plain = bench_of(None, privacy=chosen)
+    weights, _ = _trained(secure, tmp_path / "secure", {"0001": None})
+    expected, _ = _trained(plain, tmp_path / "plain", {"0001": None})
+    _require_close(weights, expected)
