@@ -245,6 +245,9 @@ class Behind:
     def carrier(self, context: Context, job: Job) -> Carrier:
         return IN_MESSAGE
 
+    def answered(self, message: Message, context: Context) -> None:
+        pass
+
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
         raise error
 

@@ -29,7 +29,8 @@ OF_METHODS = [
     *("MixturePredictor", "ModelPayload", "ModelPredictor", "ModelState"),
     *("ModelUpdate", "NoSettings", "NoState", "PartlyShared", "Personalizer"),
     *("Predictor", "Record", "RunningMean", "Task", "Updates", "evaluate"),
-    *("local_sgd", "on_both_splits", "pull", "trained_on_both_splits"),
+    *("local_sgd", "mean_in_parts", "num_steps", "on_both_splits", "pull"),
+    "trained_on_both_splits",
 ]
 
 
