@@ -150,6 +150,41 @@ def test_noise_is_gaussian_with_the_stated_deviations() -> None:
     assert abs(correlation) < 4 / math.sqrt(num_queries)
 
 
+def test_privacy_loss_of_a_spent_budget_is_that_of_one_gaussian_mechanism() -> None:
+    """Compare the loss log p(answers | with i) / p(answers | without i) of 2,000 runs.
+
+    Its distribution is the claim of the module: N(ρ, 2ρ) once the budget ρ is spent.
+    """
+    settings = settings_with(epsilon=1.0, count_noise=90.0, vote_noise=1.0)
+    num_others, num_queries = 400, 35
+    others = np.full(num_others, -1e9)  # whose budgets never end
+    labels = np.zeros(num_others + 1, np.int64)
+    kernel = np.full((num_queries, num_others + 1), 0.5, np.float32)
+    kernel[:, -1] = 1.0
+    rng = RandomKey(3).numpy()
+    losses = []
+    for _ in range(2000):
+        spent = np.append(others, 0.0)
+        votes = noisy_votes(kernel, labels, spent, 2, settings, rng)
+        assert votes.spent[-1] == pytest.approx(settings.budget, rel=2e-3)
+        remaining, loss = settings.budget, 0.0
+        for score, deviation in zip(votes.scores[:, 0], votes.deviations, strict=True):
+            if remaining < settings.count_charge:
+                break
+            # What the noise was, and would have been without the last example.
+            count = (deviation / settings.vote_noise) ** 2
+            noise = count - num_others - 1
+            loss += ((noise + 1) ** 2 - noise**2) / (2 * settings.count_deviation**2)
+            remaining -= settings.count_charge
+            shift = min(1.0, deviation * math.sqrt(2 * remaining))
+            noise = score - num_others / 2 - shift
+            loss += ((noise + shift) ** 2 - noise**2) / (2 * deviation**2)
+            remaining -= shift**2 / (2 * deviation**2)
+        losses.append(loss)
+    budget = settings.budget
+    assert kstest(losses, norm(budget, math.sqrt(2 * budget)).cdf).pvalue > 1e-3
+
+
 def test_exhausted_memory_answers_as_the_global_model() -> None:
     settings = settings_with()
     spent = np.full(50, settings.budget)
