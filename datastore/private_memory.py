@@ -20,8 +20,6 @@ from knnper.datastore.private_answers import (
 )
 from knnper.datastore.store import Store
 
-MakeRng = Callable[[], np.random.Generator]
-
 
 def rng_of_the_system() -> np.random.Generator:
     """Return a generator with a state that the operating system has drawn."""
@@ -33,7 +31,6 @@ class PrivatePrediction:
     """Private predictions for n inputs."""
 
     probabilities: Tensor  # λ p_vote + (1 - λ) p_global, float32 of shape (n, c)
-    global_probabilities: Tensor  # p_global, float32 of shape (n, c)
     fingerprint: str  # of the model that was used
 
     @property
@@ -65,7 +62,7 @@ class PrivateMemory:
         settings: PrivateAnswerSettings,
         knn_weight: float,
         fingerprint: str,
-        make_rng: MakeRng = rng_of_the_system,
+        make_rng: Callable[[], np.random.Generator] = rng_of_the_system,
     ) -> None:
         self.settings = settings
         self.knn_weight = knn_weight
@@ -95,8 +92,8 @@ class PrivateMemory:
         StoreDamagedError
             If the charges of an example are not what was written.
         """
-        require_embeddings("queries", embeddings, self._store.embedding_dim)
         with self._store.unchanged(self._fingerprint) as contents:
+            require_embeddings("queries", embeddings, self._store.embedding_dim)
             kernel = kernel_values(
                 normalised(embeddings.detach().numpy()),
                 self._unit_vectors(contents),
@@ -118,9 +115,7 @@ class PrivateMemory:
             self._store.charge(ids, Charges(votes.spent, num_answers))
         p_global = global_probabilities.detach().numpy()
         probabilities = mixed_probabilities(votes, p_global, self.knn_weight)
-        return PrivatePrediction(
-            torch.from_numpy(probabilities), global_probabilities, self._fingerprint
-        )
+        return PrivatePrediction(torch.from_numpy(probabilities), self._fingerprint)
 
     def num_answers(self) -> int:
         """Return the number of queries that were ever answered."""

@@ -10,7 +10,6 @@ from knnper.client.service.tokens import Caller, Scope
 from knnper.client.state import Accuracy
 from knnper.data.examples import InputDtype
 from knnper.datastore.prediction import Prediction
-from knnper.datastore.private_answers import PrivateKernelName
 from knnper.datastore.private_memory import PrivateMemory, PrivatePrediction
 
 ByClass = dict[str, float] | None
@@ -148,14 +147,6 @@ class PrivacyInfo(Document):
         description="False if λ was chosen on stored examples: ε does not cover that "
         "choice. It never covers the global model, nor the time an answer takes."
     )
-    kernel: PrivateKernelName = Field(description="How similarity is measured.")
-    threshold: float = Field(description="τ, the kernel value that a voter needs.")
-    count_noise: float = Field(
-        description="σ₁, deviation of the noise on the number of voters."
-    )
-    vote_noise: float = Field(
-        description="σ₂, noise on a class's score per root of the number of voters."
-    )
     num_answers: int = Field(description="Queries that were ever answered.")
     share_voting: float | None = for_scope(
         "read", "Fraction of the stored examples that can still vote."
@@ -209,10 +200,6 @@ def privacy_of(memory: PrivateMemory) -> PrivacyInfo:
         delta=settings.delta,
         knn_weight=memory.knn_weight,
         knn_weight_is_covered=settings.knn_weight is not None,
-        kernel=settings.kernel,
-        threshold=settings.threshold,
-        count_noise=settings.count_deviation,
-        vote_noise=settings.vote_noise,
         num_answers=memory.num_answers(),
         share_voting=memory.share_voting(),
     )

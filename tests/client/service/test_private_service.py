@@ -1,5 +1,7 @@
 """A service with private answers: what it answers, charges, leaves out and refuses."""
 
+import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,32 @@ import pytest
 import torch
 
 from knnper.client.service.tokens import SCOPES, add_token
+from knnper.client.site_state import SiteState
+from knnper.data.examples import Examples
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.data.site_task import SiteTask
 from knnper.datastore.private_answers import PrivateAnswerSettings
+from knnper.datastore.store import open_store
 from tests.client.service.small_service import (
     CLASSES,
+    IMAGE,
     SmallServed,
     asking,
     predicted,
     small_served,
     some_inputs,
+    some_labels,
+    tiny_model,
 )
+from tests.processes import KNNPER, Commands
+
+FILE = """
+name: site-a
+server: localhost:8443
+insecure: true
+data: {name: image_folder, path: data}
+service: {port: 0, privacy: {epsilon: 4, threshold: 0.1}}
+"""
 
 PRIVACY = PrivateAnswerSettings(
     epsilon=3.0, threshold=0.01, delta=1e-6, vote_noise=0.1, num_queries=50
@@ -109,10 +128,6 @@ def test_info_states_the_guarantee_and_keeps_counts_for_the_owner(
         "delta": 1e-6,
         "knn_weight": 0.7,
         "knn_weight_is_covered": True,
-        "kernel": "cosine",
-        "threshold": 0.01,
-        "count_noise": PRIVACY.count_deviation,
-        "vote_noise": 0.1,
         "num_answers": 0,
     }
     assert other["privacy"] == stated
@@ -205,3 +220,40 @@ def test_service_without_privacy_answers_as_before(tmp_path: Path) -> None:
     assert torch.tensor(rows).equal(expected.probabilities)
     assert set(answer) == {"predictions", "model", "knn_weight", "num_stored"}
     assert "privacy" not in info
+
+
+@pytest.mark.slow
+def test_killed_service_has_charged_every_answer(tmp_path: Path) -> None:
+    train = NamedExamples(Examples(some_inputs(40), some_labels(40)), names(40))
+    none = NamedExamples(Examples(some_inputs(0), some_labels(0)), ())
+    data = SiteData(train, none, none, SiteTask(IMAGE, CLASSES, ()))
+    state = tmp_path / "state"
+    SiteState(state, "site-a").install(tiny_model(), data, took_part=False)
+    config = tmp_path / "client.yaml"
+    config.write_text(FILE)
+    answered = 0
+    for number in range(3):
+        with Commands(tmp_path / f"logs-{number}") as commands:
+            service = commands.start("serve", [KNNPER, "site", "serve", config])
+            address = service.wait_for(r"serves at.* (\S+)\n")
+            service.wait_for("serving the model")
+            assert "Answers are private" in service.written
+            killing = threading.Timer(1.0, service.kill)
+            killing.start()
+            with httpx.Client(base_url=address, timeout=30) as client:
+                token = (state / "token").read_text().strip()
+                client.headers["authorization"] = f"Bearer {token}"
+                with contextlib.suppress(httpx.TransportError):
+                    while True:
+                        predicted(client, *inputs(1)).raise_for_status()
+                        answered += 1
+            killing.join()
+        with open_store(state / "store", writable=True) as store:
+            charges = store.charges(store.contents().ids)
+        assert answered <= charges.num_answers <= answered + 1
+        answered = charges.num_answers
+    assert answered > 3
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"train/{number}" for number in range(count))
