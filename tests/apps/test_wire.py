@@ -2,7 +2,7 @@
 
 A site answers every kind of message through the real ClientApp and Flower's encoder,
 for each method. All bytes that leave are searched for what was planted in its data.
-`tests/federation/test_wire_privacy.py` does the same with the sockets of real processes.
+`tests/federation/test_wire_privacy.py` does it with the sockets of real processes.
 """
 
 import base64
