@@ -211,13 +211,16 @@ class Conductor:
         """Return the entry of ``results.json`` about the privacy of examples.
 
         ε is that of the client with the largest, over all rounds that it was sampled
-        for, whether it replied or not.
+        for, whether it replied or not. With the section ``privacy``, whose samples may
+        be secret, all rounds count.
         """
         training, sizes = self.assembly.experiment.training, roster.trainable()
         if training.example_privacy is None or not sizes:
             return {}
         num_rounds = Counter[str]()
-        if is_timed_by_clients(training):
+        if self.assembly.experiment.privacy is not None:
+            num_rounds.update(dict.fromkeys(sizes, self.assembly.method.num_rounds))
+        elif is_timed_by_clients(training):
             known, titles = participation_of(self.folder.rounds()), roster.titles()
             for name in sizes:
                 figures = known.get(titles.get(name, name), {})

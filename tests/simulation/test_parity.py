@@ -124,6 +124,25 @@ def test_engines_agree_on_fedavg_with_knn_per(
     assert over_ray[1].count(b"\n") == 9  # a header and a line for each client
 
 
+PRIVACY = [
+    "{clip_norm: 0.5, epsilon: 8, adaptive: {}}",
+    "{clip_norm: 0.5, noise_multiplier: 0.2, noise_at: clients, noise_shares: 3}",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("privacy", PRIVACY)
+def test_engines_agree_on_private_rounds(
+    tmp_path: Path, commands: Commands, privacy: str
+) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(f"{FEDAVG_WITH_KNN}privacy: {privacy}\n")
+    in_this_process(path, "--engine", "serial", "--output", tmp_path / "serial")
+    over_ray = simulate(commands, tmp_path / "flower", path, "--workers", "2")
+    assert over_ray == outcome(tmp_path / "serial")
+
+
 OWN_NETWORK = """
 import torch
 from torch import nn
