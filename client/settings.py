@@ -9,7 +9,7 @@ from pydantic import Field
 
 from knnper.data.catalogue import SITE_DATA
 from knnper.data.own_data import OWN_SITE_DATA
-from knnper.datastore.private_answers import PrivateAnswerSettings
+from knnper.datastore.private_answers import Delta, PrivateAnswerSettings
 from knnper.errors import ConfigError, Problem
 from knnper.models import MODELS
 from knnper.own import Door, MachineSettings
@@ -37,7 +37,6 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 MethodName = Annotated[str, one_of(METHODS)]
 ModelName = Annotated[str, one_of(MODELS)]
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Delta = Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True)
