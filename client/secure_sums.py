@@ -6,6 +6,7 @@ folder between the stages of a round. They are erased before the last reply leav
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from knnper.settings import plain
 
 SECURE = "secure"
 """In the folder of the clients' states."""
+_MOST_CLIPPED = 0.01  # of the numbers of an update
+
+log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ class SecureSums:
                 f"found keys of round {plan.server_round}, expected those of round "
                 f"{server_round}, in which this update was trained"
             )
+        self._require_in_range(values)
         weight = protocol.relative_weight(plan, num_examples)
         quantizer = Quantizer(self.settings.clip_range, self.settings.bits)
         encoded = quantizer.encode(values.numpy(), weight, rng.numpy())
@@ -142,6 +147,20 @@ class SecureSums:
         """Erase the secrets of a client, which may have none."""
         if self._path(client).exists():
             self._write(client, replace(self._read(client), secrets=None))
+
+    def _require_in_range(self, values: Tensor) -> None:
+        """Reject an update that clipping would change beyond recognition.
+
+        The server cannot notice it: a sum of clipped updates looks like any other.
+        """
+        most = self.settings.clip_range
+        num_clipped = int((values.abs() > most).sum())
+        found = f"{num_clipped} of {len(values)} numbers of an update beyond {most:g}"
+        advice = "a larger training.secure_aggregation.clip_range"
+        if num_clipped > _MOST_CLIPPED * len(values):
+            raise SecureAggregationError(f"found {found}, expected none: set {advice}")
+        if num_clipped:
+            log.warning("%s are clipped; consider %s", found, advice)
 
     def _secrets(self, kept: _Kept) -> protocol.ClientSecrets:
         if kept.secrets is None:

@@ -206,6 +206,17 @@ def test_nothing_is_unmasked_where_more_clients_failed_than_may(
         assert file.read_text().endswith('"sums":{}}')
 
 
+def test_update_of_too_large_numbers_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = bench_of({"name": "secagg_plus", "clip_range": 1e-3})
+    with pytest.raises(TooManyFailuresError, match=r"beyond 0\.001, expected none"):
+        _trained(bench, tmp_path / "most")
+    few = bench_of({"name": "secagg_plus", "clip_range": 0.04}, num_rounds=1)
+    _trained(few, tmp_path / "few")
+    assert "are clipped; consider a larger" in caplog.text
+
+
 def test_round_of_two_clients_is_refused(tmp_path: Path) -> None:
     bench = bench_of({"name": "secagg_plus"}, participation=0.4)
     with pytest.raises(
