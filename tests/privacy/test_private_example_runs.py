@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from knnper.experiment_file import load_experiment
+from knnper.experiment import Experiment
+from knnper.experiment_file import load_experiment, to_yaml
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
@@ -15,15 +16,16 @@ from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core import method
 from knnper.strategies.core.private_examples import epsilon_of_examples
 from knnper.strategies.core.training import LocalResult, local_sgd
+from tests.simulation.knnper_process import outcome
+from tests.simulation.knnper_process import simulate as run_command
 from tests.strategies.method_checks import document
 
 pytestmark = pytest.mark.integration
 
 
-def test_results_hold_the_largest_epsilon_of_a_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = load_experiment(
+def experiment() -> Experiment:
+    """Return a run in which two of five clients train in a round."""
+    return load_experiment(
         document(
             "knn_per",
             partition={"name": "dirichlet", "num_clients": 5, "alpha": 0.5},
@@ -39,6 +41,12 @@ def test_results_hold_the_largest_epsilon_of_a_client(
         ),
         experiment_catalogue(),
     )
+
+
+def test_results_hold_the_largest_epsilon_of_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = experiment()
     steps_of_size = Counter[int]()
 
     def counted(*arguments: Any, **options: Any) -> LocalResult:
@@ -69,3 +77,16 @@ def test_results_hold_the_largest_epsilon_of_a_client(
     found = training["example_privacy"]
     assert (found["epsilon"], found["delta"]) == max(spent)
     assert 0 < found["epsilon"] < 100
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:
+    path = tmp_path / "private.yaml"
+    path.write_text(to_yaml(experiment()))
+    outcomes = []
+    for engine in (("serial",), ("flower", "--workers", "2")):
+        folder = tmp_path / engine[0]
+        run_command(path, "--engine", *engine, "--output", folder)
+        outcomes.append(outcome(folder))
+    assert outcomes[0] == outcomes[1]

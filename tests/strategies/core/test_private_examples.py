@@ -155,23 +155,49 @@ def test_empty_batches_make_steps_of_noise() -> None:
     assert math.isnan(result.train_loss)
 
 
+def test_sum_is_divided_by_the_expected_size_of_a_batch() -> None:
+    """Each example of a batch of any size moves W by ½ / B times the rate."""
+    training = private(NEVER, batch_size=2, learning_rate=0.1, local_steps=1)
+    sizes = set()
+    for seed in range(6):
+        key = RandomKey(seed)
+        weights = trained(linear_task(training), white([0] * 8), key)
+        batches = poisson_batches(8, 2, key.child("private batches").numpy())
+        size = len(next(batches))
+        sizes.add(size)
+        moved = 0.1 * 0.5 * size / 2
+        assert weights.tolist() == pytest.approx([moved, -moved], abs=1e-6)
+    assert len(sizes) > 1
+
+
+def test_weighted_gradient_is_clipped_with_its_weight() -> None:
+    training = private(0.1, batch_size=1, learning_rate=1.0, class_weights=(10.0, 1.0))
+    weights = trained(linear_task(training), white([0]))
+    assert float(weights.norm()) == pytest.approx(0.1)
+
+
 def test_frozen_weights_get_no_noise_and_do_not_count_in_norms() -> None:
-    training = private(0.05, batch_size=9, learning_rate=0.5)
-    task, data = plain_task(training), noisy(9, 0, seed=1)
+    task, data = plain_task(), noisy(1, 0, seed=1)
     first = task.model.entries[0]
-    body = torch.zeros(task.model.num_weights, dtype=torch.bool)
-    body[first.start : first.stop] = True
+    trainable = torch.zeros(task.model.num_weights, dtype=torch.bool)
+    trainable[first.start : first.stop] = True
     for noise in (0.0, 1.0):
-        settings = ExamplePrivacySettings(0.05, noise)
-        noisy_task = replace(task, training=replace(training, example_privacy=settings))
+        training = private(0.05, noise, batch_size=1)
+        private_task = replace(task, training=training)
         result = local_sgd(
-            noisy_task, task.initial_weights, data.train, 0.5, KEY, trainable=body
+            private_task,
+            task.initial_weights,
+            data.train,
+            0.5,
+            KEY,
+            trainable=trainable,
         )
         moved = result.weights - task.initial_weights
-        assert not bool(moved[~body].any())
-        assert bool(moved[body].any())
-        if not noise:
-            assert 0.5 * float(moved.norm()) <= 0.05
+        assert not bool(moved[~trainable].any())
+        if noise:
+            assert bool(moved[trainable].all())
+        else:
+            assert float(moved.norm()) == pytest.approx(0.5 * 0.05, rel=1e-4)
 
 
 SENDING_GRADIENTS = [
