@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 
 from knnper.errors import RunError
 from knnper.experiment import PairwiseSettings, SecAggPlusSettings
+from knnper.records import is_shape
 from knnper.secure.messages import (
     FEWEST_CLIENTS,
     KeysRequest,
@@ -264,7 +266,10 @@ def _problem(reply: Reply, current: _Round) -> str | None:
         return f"expected a SummedUpdate, found a {type(update).__name__}"
     if type(update.num_examples) is not int or update.num_examples < 1:
         return f"expected a number of training examples, found {update.num_examples!r}"
-    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in update.shapes.values()]
+    shapes = update.shapes.values()
+    if not all(is_shape(list(shape)) for shape in shapes):
+        return "expected the shapes of tensors, found others"
+    sizes = [math.prod(shape) for shape in shapes]
     if update.values.shape != (sum(sizes),):
         return f"expected {sum(sizes)} numbers, found {tuple(update.values.shape)}"
     sample = current.sample

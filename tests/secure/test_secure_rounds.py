@@ -217,6 +217,40 @@ def test_update_of_too_large_numbers_is_refused(
     assert "are clipped; consider a larger" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_examples": 0},
+        {"shapes": {"weights": (-1, -2)}},
+        {"shapes": {"weights": (2**70,)}},
+        {"values": torch.zeros(3)},
+        {"structure": "{}"},
+    ],
+)
+def test_client_with_an_invalid_update_is_left_out(
+    plain_bench: Workbench,
+    secure_bench: Workbench,
+    tmp_path: Path,
+    changes: Mapping[str, Any],
+) -> None:
+    @dataclasses.dataclass
+    class Spoiling(Federation):
+        inner: Federation
+
+        def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+            for reply in self.inner.exchange(step, requests):
+                is_first = step.server_round == 1 and reply.client == "0001"
+                if step.purpose is Purpose.TRAIN and is_first:
+                    record = dataclasses.replace(reply.record, **changes)
+                    reply = dataclasses.replace(reply, record=record)
+                yield reply
+
+    inner = SerialFederation(runtime_of(secure_bench, tmp_path / "secure"))
+    state = train(secure_bench, Spoiling(inner), tmp_path / "secure").state
+    plain, _ = _trained(plain_bench, tmp_path / "plain", {"0001": None})
+    _require_close(state.weights, plain)
+
+
 def test_round_of_two_clients_is_refused(tmp_path: Path) -> None:
     bench = bench_of({"name": "secagg_plus"}, participation=0.4)
     with pytest.raises(
