@@ -12,8 +12,8 @@ BENCHMARKS := training_vs_bare_torch overhead personalize_vs_bare server_memory_
   million_clients store real_round_s idle_sites service_latency service_membership data_carrier \
   site_leakage secure_aggregation
 # Not of `make bench`: peers installs other frameworks, each in a folder below build/peers,
-# and private_answers needs a pretrained network.
-BENCHMARKS_ALONE := peers private_answers
+# private_answers needs a pretrained network, and audits prints a table.
+BENCHMARKS_ALONE := peers private_answers audits
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
 BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 

@@ -97,10 +97,13 @@ class Memory:
 
         ``on_query``: called with the number of queries of each request.
         """
-        answers = list[InputPrediction]()
-        for inputs in torch.split(examples.images, _AT_ONCE):
-            answers.extend(self.ask(inputs))
+        # In random order, since private answers change as budgets are spent.
+        order = torch.from_numpy(rng.child("order").numpy().permutation(len(examples)))
+        answered = list[InputPrediction]()
+        for inputs in torch.split(examples.images[order], _AT_ONCE):
+            answered.extend(self.ask(inputs))
             on_query(len(inputs))
+        answers = [answered[place] for place in order.argsort().tolist()]
         embeddings = self.embed(examples.images)
         p_global = self.head(embeddings).gather(1, examples.labels[:, None])[:, 0]
         labels: list[int] = examples.labels.tolist()

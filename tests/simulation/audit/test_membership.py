@@ -36,7 +36,7 @@ def answer(label: int, **shown: object) -> InputPrediction:
 def memory_that_answers(*answers: InputPrediction) -> Memory:
     """Return a memory with λ = 0.4; p_global is 0.5 for both classes."""
     return Memory(
-        ask=lambda inputs: list(answers),
+        ask=lambda inputs: [answers[int(row)] for row in inputs.flatten()],
         embed=lambda images: images.reshape(len(images), -1).float(),
         head=lambda embeddings: torch.full((len(embeddings), 2), 0.5),
         knn_weight=0.4,
