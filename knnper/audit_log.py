@@ -10,15 +10,14 @@ was noted elsewhere shows that.
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -37,22 +36,16 @@ NO_HASH = 64 * "0"  # `previous` of the first entry
 _CHUNK_BYTES = 1 << 16
 _END = re.compile(rb', "hash": "([0-9a-f]{64})"\}\Z')
 
-log = logging.getLogger(__name__)
+Recorder = Callable[..., None]
+"""Records an event and its details, as `AuditLog.append` does."""
 
 
 class AuditLogError(RunError):
     """An audit log was changed or damaged, or does not reach to an expected head."""
 
 
-class Recorder(Protocol):
-    """Records an event, as `AuditLog.append` does."""
-
-    def __call__(self, event: str, **details: object) -> None:
-        """Record an event with details that JSON can hold."""
-
-
 def record_nothing(event: str, **details: object) -> None:
-    """Do nothing: the recorder where no log is kept."""
+    """Do nothing: the `Recorder` where no log is kept."""
 
 
 @dataclass(frozen=True)
@@ -152,16 +145,13 @@ class AuditLog:
             number += 1
             entry = self._parse(line, number)
             if entry["number"] != number:
+                found = f"found entry {entry['number']}, expected entry {number}"
                 raise self._broken(
-                    number,
-                    f"found entry {entry['number']}, expected entry {number}: lines "
-                    "were removed, added or moved",
+                    number, f"{found}: lines were removed, added or moved"
                 )
             if entry["previous"] != head:
                 raise self._broken(
-                    number,
-                    f"it follows the hash {entry['previous'][:12]}, and the line "
-                    f"before has {head[:12]}: one of the two lines was replaced",
+                    number, "it or the line before was replaced: the hashes differ"
                 )
             head = entry["hash"]
             has_head = has_head or head == expect_head
@@ -188,13 +178,11 @@ class AuditLog:
         if hashlib.sha256(text[: end.start()] + b"}").hexdigest() != end[1].decode():
             raise self._broken(number, "its text does not have its hash")
         try:
-            entry = parse_json(text)
-            is_entry = type(entry["number"]) is int and type(entry["previous"]) is str
-        except (ValueError, KeyError, TypeError):
-            is_entry = False
-        if not is_entry:
-            raise self._broken(number, "it is no entry of an audit log")
-        return dict(entry)
+            entry: dict[str, Any] = parse_json(text)
+            entry["number"], entry["previous"]
+        except (ValueError, KeyError) as error:
+            raise self._broken(number, "it is no entry of an audit log") from error
+        return entry
 
     def _broken(self, number: int, problem: str) -> AuditLogError:
         return AuditLogError(f"line {number} of {self.path} was changed: {problem}")
