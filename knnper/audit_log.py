@@ -1,10 +1,10 @@
-"""Append-only audit logs whose lines are chained by hashes.
+"""Append-only audit logs, chained by hashes.
 
-A line is a JSON object with the number of the entry, its time, what happened, the hash
-of the line before (``previous``), and at its end its own ``hash``: the SHA-256 of the
-line without this field. A changed, removed or moved line breaks the chain. Whoever can
-write the file can also make the whole chain anew, or cut off its end. Only a head that
-was noted elsewhere shows that.
+A line is a JSON object with the number of the entry, its time, the event, the hash of
+the line before (``previous``), and at its end its own ``hash``: the SHA-256 of the line
+without this field. A changed, removed or moved line breaks the chain. A process that
+may write the file can also rebuild the whole chain, or cut off its end. Only a head
+that was noted elsewhere shows that.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def record_nothing(event: str, **details: object) -> None:
 
 @dataclass(frozen=True)
 class VerifiedLog:
-    """A log whose chain is whole.
+    """The state of a log with an intact chain.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class VerifiedLog:
 
 @dataclass(frozen=True)
 class AuditLog:
-    """A file of entries, one a line, to which any number of processes append."""
+    """A file of entries, one a line; any number of processes may append."""
 
     path: Path
 
@@ -145,9 +145,9 @@ class AuditLog:
             number += 1
             entry = self._parse(line, number)
             if entry["number"] != number:
-                found = f"found entry {entry['number']}, expected entry {number}"
+                difference = f"found entry {entry['number']}, expected entry {number}"
                 raise self._broken(
-                    number, f"{found}: lines were removed, added or moved"
+                    number, f"{difference}: lines were removed, added or moved"
                 )
             if entry["previous"] != head:
                 raise self._broken(
@@ -159,8 +159,8 @@ class AuditLog:
         if not has_head:
             raise AuditLogError(
                 f"{self.path}: none of {number} entries has the expected head "
-                f"{expect_head}; its last entries were removed, or the log was written "
-                "anew"
+                f"{expect_head}; its last entries were removed, or the whole log "
+                "was rewritten"
             )
         return VerifiedLog(number, head, tuple(last), is_cut_off)
 

@@ -1,4 +1,4 @@
-"""The chain of an audit log: what breaks it, and what kills and processes leave."""
+"""The chain of an audit log: tampering, kills, and several processes."""
 
 import hashlib
 import json
@@ -168,7 +168,7 @@ TAMPERING: tuple[Callable[[list[bytes], int], int], ...] = (
     exchanged,
     without_line_end,
 )
-# Of the last line the chain alone cannot know; see `test_noted_head_shows_...`.
+# Only a noted head shows these for the last line.
 ONLY_BY_HEAD = {
     altered_with_new_hash,
     removed,
@@ -202,7 +202,7 @@ def test_verify_names_first_line_that_was_tampered_with(
         log.verify(head)
 
 
-def test_noted_head_shows_what_was_cut_off_or_written_anew(log: AuditLog) -> None:
+def test_noted_head_shows_removed_end_and_rewritten_log(log: AuditLog) -> None:
     heads = [json.loads(line)["hash"] for line in lines_of(log)]
     for head in heads:
         assert log.verify(head).head == heads[-1]
@@ -218,7 +218,7 @@ def test_noted_head_shows_what_was_cut_off_or_written_anew(log: AuditLog) -> Non
         previous = hash_of(lines[place])
     write(log, lines)
     assert log.verify().head == previous
-    with pytest.raises(AuditLogError, match="written anew"):
+    with pytest.raises(AuditLogError, match="rewritten"):
         log.verify(heads[0])
 
 

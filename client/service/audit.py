@@ -1,4 +1,4 @@
-"""What the audit log of a site gets from its service."""
+"""Entries of a service in the audit log of its site."""
 
 import asyncio
 import contextlib

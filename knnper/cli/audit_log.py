@@ -17,8 +17,8 @@ ExpectHead = Annotated[
     str,
     typer.Option(
         metavar="HASH",
-        help="A head that was printed earlier. The log must contain it, so a log that "
-        "was shortened or written anew since then is found.",
+        help="A head that was printed earlier. The log must contain it, which finds a "
+        "log that was shortened or rewritten since then.",
         show_default=False,
     ),
 ]
@@ -78,8 +78,8 @@ def _show(log: "AuditLog", expect_head: str, last: int, *, as_json: bool) -> Non
         tell(f"head: {verified.head}")
     if verified.is_cut_off:
         say(
-            "An incomplete line follows the last entry: a process was killed while it "
-            "wrote. The next entry replaces this line."
+            "An incomplete line follows the last entry: a process writes it now, or "
+            "was killed while it wrote. The next entry replaces an incomplete line."
         )
 
 

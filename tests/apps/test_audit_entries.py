@@ -1,4 +1,4 @@
-"""What the audit logs of a server and of its sites hold after a run."""
+"""The entries of a run in the audit logs of its server and its sites."""
 
 import functools
 import logging
@@ -61,7 +61,7 @@ def led(tmp_path: Path, files: dict[str, Path]) -> RunFolder:
 
 @pytest.fixture
 def refusing(files: dict[str, Path]) -> dict[str, Path]:
-    """Return the sites, of which 0001 accepts no model of the experiment."""
+    """Return the sites; 0001 does not accept the experiment's model."""
     file = files["0001"]
     file.write_text(f"{file.read_text()}limits: {{models: [mlp]}}\n")
     return files

@@ -55,7 +55,7 @@ MARKER = "Zacharias"  # in the name of each file
 CLASSES = ("ant", "bee", "cat", "dog")
 NUM_OF_CLASS = (47, 31, 19, 13)
 KINDS_OF_COUNTS = ("i2", "i4", "i8", "f4", "f8")
-# These say what they send, and refuse a site that shares no metrics.
+# They document what they send, and need a site that shares metrics.
 SENDING_STATISTICS = {name for name, method in METHODS.items() if method.needs_metrics}
 PRIVATE = sorted({*METHODS} - SENDING_STATISTICS)
 
@@ -92,7 +92,7 @@ class Site:
     embeddings: list[Tensor] = field(default_factory=list)
 
     def ask(self, purpose: Purpose, job: Job | None, **records: object) -> Message:
-        """Send a request; return the reply, whose bytes are recorded."""
+        """Send a request; record the reply's bytes, and return it."""
         packed = {name: pack(record) for name, record in records.items()}
         content = to_content(job, packed)
         context = Context(self.run, NODE, {"config": str(self.file)}, RecordDict(), {})
@@ -103,7 +103,7 @@ class Site:
 
 
 def write_site(folder: Path, **settings: object) -> Path:
-    """Write a site of images of noise, whose files have a private name."""
+    """Write a site of images of noise; the names of their files are private."""
     rng = np.random.default_rng(0)
     for label, count in zip(CLASSES, NUM_OF_CLASS, strict=True):
         place = folder / "data" / label
@@ -220,7 +220,7 @@ def require_answer(reply: Message) -> None:
     assert not reply.has_error(), reply.error.reason
 
 
-# What is searched for
+# The search
 
 
 def as_numbers(images: Tensor, spec: Any) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""What the audit log gets of a service: changes of the memory, counts of requests."""
+"""Entries of a service in the audit log: changes of the memory, request counts."""
 
 from collections.abc import Iterator
 from pathlib import Path
