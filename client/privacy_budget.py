@@ -4,15 +4,13 @@ import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
 from knnper.client.privacy_ledger import (
     PrivacyLedger,
     ProtectedUpdate,
-    of_experiment,
-    of_last_year,
     releases_of,
     site_release,
 )
@@ -24,6 +22,7 @@ from knnper.reasons import Code, SafeField, SafeReason, Word
 
 Period = Literal["run", "year"]
 PERIODS: tuple[Period, ...] = get_args(Period)
+_YEAR = timedelta(days=365)
 _MOST_ROUNDS = 10**6
 
 
@@ -85,7 +84,7 @@ class PrivacyBudget:
 
     def num_updates(self) -> int:
         """Return how many updates of the experiment have been sent."""
-        return len(of_experiment(PrivacyLedger(self.state).read(), self.experiment))
+        return len(self._counted(PrivacyLedger(self.state).read(), "run"))
 
     def spend(self, server_round: int) -> list[SafeReason]:
         """Record an update before it is sent; on return it is on disk.
@@ -110,7 +109,7 @@ class PrivacyBudget:
         return reasons
 
     def spending(self) -> dict[Period, Spending]:
-        """Return what is spent and left, by period."""
+        """Return the ε spent and the updates left, by period."""
         updates = PrivacyLedger(self.state).read()
         spending = {}
         for period in PERIODS:
@@ -154,8 +153,11 @@ class PrivacyBudget:
         self, updates: Sequence[ProtectedUpdate], period: Period
     ) -> list[ProtectedUpdate]:
         if period == "run":
-            return of_experiment(updates, self.experiment)
-        return of_last_year(updates)
+            return [
+                update for update in updates if update.experiment == self.experiment
+            ]
+        begin = datetime.now(UTC) - _YEAR
+        return [update for update in updates if update.time > begin]
 
     def _epsilon_after(self, updates: Sequence[ProtectedUpdate], rounds: int) -> float:
         """Return the ε of updates and ``rounds`` more."""

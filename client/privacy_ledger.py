@@ -7,9 +7,8 @@ a backup, are not recognised.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
@@ -21,7 +20,6 @@ from knnper.privacy import Release
 from knnper.reasons import Code, SafeReason
 
 LEDGER, HEAD, LOCK = "privacy.jsonl", "privacy.head", "privacy.spending.lock"
-YEAR = timedelta(days=365)
 _EVENT = "update"
 _ALL = 10**9
 
@@ -141,16 +139,3 @@ def site_release(noise_multiplier: float, count: int = 1) -> Release:
     Two data sets move the clipped update by up to 2 S, twice what a unit adds to a sum.
     """
     return Release(noise_multiplier / 2, count=count)
-
-
-def of_experiment(
-    updates: Sequence[ProtectedUpdate], experiment: str
-) -> list[ProtectedUpdate]:
-    """Return the updates of an experiment, in all its runs."""
-    return [update for update in updates if update.experiment == experiment]
-
-
-def of_last_year(updates: Sequence[ProtectedUpdate]) -> list[ProtectedUpdate]:
-    """Return the updates of the last 365 days."""
-    begin = datetime.now(UTC) - YEAR
-    return [update for update in updates if update.time > begin]

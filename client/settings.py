@@ -72,7 +72,8 @@ class SitePrivacySettings(Settings):
     most 2 S, so ε is that of a Gaussian mechanism with the noise multiplier σ / 2.
 
     The cost: the norm of the noise is about σ S √d, and at most S is signal. The noise
-    of n sites of equal weight averages to σ S √(d / n). Docs: privacy.md.
+    of n sites of equal weight averages to σ S √(d / n). The page on privacy has
+    figures.
 
     Attributes
     ----------

@@ -88,7 +88,7 @@ class ProtectedUpdates(UpdateProcessor):
         protection: Protection | None,
         weight: int | None,
     ) -> None:
-        # The run's own noise of the clients, of which the site adds at least as much.
+        # The site adds at least the noise that the run asks of its clients.
         while protection is not None and isinstance(method, NoisyUpdates):
             method = method.method
         super().__init__(task, method, NoSettings())

@@ -11,6 +11,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.cli.site import site
+from knnper.client.privacy_budget import PrivacyBudget
+from knnper.client.settings import read_client
 
 SITES = {
     "name": "sites",
@@ -167,3 +169,34 @@ def test_describe_with_task_is_refused(config: Path) -> None:
     result = check(config, "--describe", "--task", task_of(config, data=SITES))
     assert result.exit_code == 2
     assert "with --task" in result.output
+
+
+def test_check_shows_epsilon_spent_and_left(config: Path) -> None:
+    text = config.read_text()
+    config.write_text(
+        f"{text}limits: {{privacy: {{clip_norm: 1, noise_multiplier: 8, "
+        "epsilon_year: 2}}\n"
+    )
+    budget = PrivacyBudget.of(read_client(config), None, "e" * 64)
+    assert budget is not None
+    for server_round in (1, 2):
+        assert budget.spend(server_round) == []
+    # By dp_accounting: 2 and 4 releases with σ = 4 have the ε 1.356 and 1.985.
+    year = "epsilon of the year: 1.356 spent at delta 1e-05, of 2; 2 more updates"
+    result = check(config)
+    assert year in result.stdout.splitlines()
+    assert "epsilon of the run" not in result.stdout
+    document = {
+        "name": "x",
+        "data": SITES,
+        "model": {"name": "mlp"},
+        "partition": {"name": "sites"},
+        "method": {"name": "knn_per"},
+    }
+    task = task_of(config, **document)
+    of_run = "epsilon of the run: 0 spent at delta 1e-05, without a budget"
+    lines = check(config, "--task", task).stdout.splitlines()
+    assert {year, of_run} <= set(lines)
+    shown = json.loads(check(config, "--json").stdout)["privacy"]["year"]
+    assert (shown["most"], shown["rounds_left"], shown["delta"]) == (2, 2, 1e-5)
+    assert shown["epsilon"] == pytest.approx(1.356, abs=1e-3)
