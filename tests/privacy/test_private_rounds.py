@@ -23,6 +23,7 @@ from knnper.experiment import (
     Experiment,
     PrivacySettings,
     RunSettings,
+    SecAggPlusSettings,
     TrainingSettings,
 )
 from knnper.experiment_file import (
@@ -319,6 +320,11 @@ def test_noise_from_epsilon_lasts_for_all_rounds(noise_at: Any) -> None:
     assert plan.delta == 100**-1.1
     assert plan.sampling == "poisson"
     assert 1.98 < plan.epsilon_after(30) <= 2.0
+    secure = training_of(
+        privacy, 100, participation=0.2, secure_aggregation=SecAggPlusSettings()
+    ).plan
+    assert (secure.sampling, secure.release.sampling) == ("uniform", 1.0)
+    assert secure.num_expected == 20
     if noise_at == "clients":
         # 20 of 100 clients, of which 10 may fail: noise of 10 shares of 20.
         privacy = PrivacySettings(
@@ -610,3 +616,17 @@ def test_sum_of_masked_updates_gets_the_same_noise(tmp_path: Path) -> None:
         assert not torch.equal(plain, other)
     server, clients = (plain for plain, _ in states.values())
     assert not torch.allclose(server, clients, atol=1e-3)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-9])
+def test_all_clients_count_alike(tmp_path: Path, noise: float) -> None:
+    privacy = PrivacySettings(clip_norm=9.0, noise_multiplier=noise)
+
+    def answer(client: str, payload: ModelPayload, _: int) -> Reply:
+        number = NAMES.index(client) + 1
+        update = ModelUpdate(payload.weights + number, number, 0.5)
+        return Reply((client,), update)
+
+    trained, _ = train(tmp_path, answer, privacy, num_rounds=1)
+    expected = (1 + 2 + 3 + 4 + 5 + 6) + 2 * 9 / 2**0.5  # 7 and 8 are clipped
+    assert weights_of(trained) == pytest.approx([expected / 8] * 2, abs=1e-6)
