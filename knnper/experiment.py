@@ -475,6 +475,11 @@ class PrivacySettings(Settings):
         is the clients of a round.
     adaptive
         Adapts the clip norm to the norms of the updates; null keeps it.
+    correlated
+        Whether the noise of a round partly cancels that of the rounds before (DP-FTRL),
+        and clients take part in turn, once in 1 / ``participation`` rounds, rounded
+        down. For runs in which who takes part is no secret, as it must be for sampling
+        to amplify privacy.
     """
 
     clip_norm: PositiveFloat
@@ -485,6 +490,7 @@ class PrivacySettings(Settings):
     noise_at: Literal["server", "clients"] = "server"
     noise_shares: PositiveInt | None = None
     adaptive: AdaptiveClipping | None = None
+    correlated: bool = False
 
     @property
     def is_private(self) -> bool:

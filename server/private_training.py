@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from knnper.data.examples import ClientData, Examples, no_examples
@@ -44,9 +45,10 @@ from knnper.privacy import (
     system_noise,
 )
 from knnper.server.checkpoints import CheckpointFolder
+from knnper.server.correlated_noise import CorrelatedNoise, Noise, coefficients
 from knnper.server.federation import Federation
 from knnper.server.schedule import num_participants
-from knnper.server.selection import ClientSelection, Poisson, Uniform
+from knnper.server.selection import ClientSelection, InTurn, Poisson, Uniform
 from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.mean_update import differences, synthetic_update
@@ -56,6 +58,7 @@ from knnper.strategies.core.private_updates import clipped, length
 # σ_b by default: this fraction of the expected clients of a round (Andrew et al. 2021,
 # section 3.1).
 _COUNT_NOISE = 0.05
+_ROUNDING = 1e-9  # 1 / participation can be a little less than a whole number
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +74,16 @@ class PrivacyPlan:
     num_expected
         q N, the clients that a round is expected to have; the denominator.
     sampling
-        ``poisson``; ``uniform`` (of a fixed size, not amplified); or ``all``.
+        ``poisson``; ``in_turn``; ``uniform`` (of a fixed size, not amplified); or
+        ``all``.
     release
-        One round as it is accounted for.
+        What is accounted for a client that takes part in a round.
     noise_multiplier
         σ: of the sum and, if clipping is adaptive, the count together.
     delta
         δ.
+    num_groups
+        Groups of clients that take part in turn, with correlated noise; else 1.
     """
 
     settings: PrivacySettings
@@ -86,6 +92,7 @@ class PrivacyPlan:
     release: Release
     noise_multiplier: float
     delta: float
+    num_groups: int = 1
 
     @classmethod
     def of(
@@ -95,8 +102,12 @@ class PrivacyPlan:
         privacy, training = experiment.privacy, experiment.training
         if privacy is None:
             return None
+        num_groups = 1
+        if privacy.correlated and privacy.is_private:
+            num_groups = int(1 / training.participation + _ROUNDING)
         is_amplified = (
             privacy.is_private
+            and num_groups == 1
             and privacy.noise_at == "server"
             and training.participation < 1
             # Its rounds need a fixed number of clients.
@@ -111,7 +122,7 @@ class PrivacyPlan:
                 privacy.epsilon or math.inf,
                 delta,
                 sampling=probability,
-                count=num_rounds,
+                count=math.ceil(num_rounds / num_groups),
                 accountant=privacy.accountant,
             )
         accounted = multiplier
@@ -120,20 +131,27 @@ class PrivacyPlan:
             num_spare = int(experiment.run.max_failed_fraction * count)
             least = max(1, count - num_spare)
             accounted = multiplier * math.sqrt(least / privacy.noise_shares)
-        sampling = "all" if count == num_clients else "uniform"
+        sampling, num_expected = "uniform", float(count)
+        if num_groups > 1:
+            sampling, num_expected = "in_turn", num_clients / num_groups
+        elif is_amplified:
+            sampling, num_expected = "poisson", probability * num_clients
+        elif count == num_clients:
+            sampling = "all"
         return cls(
             settings=privacy,
-            num_expected=probability * num_clients if is_amplified else count,
-            sampling="poisson" if is_amplified else sampling,
+            num_expected=num_expected,
+            sampling=sampling,
             release=Release(accounted, probability),
             noise_multiplier=multiplier,
             delta=delta,
+            num_groups=num_groups,
         )
 
     def epsilon_after(self, num_releases: int) -> float:
         """Return ε of the first releases; infinite without noise."""
         return epsilon_of(
-            [replace(self.release, count=num_releases)],
+            [replace(self.release, count=math.ceil(num_releases / self.num_groups))],
             self.delta,
             self.settings.accountant,
             loss_interval=QUICK_INTERVAL,
@@ -153,6 +171,9 @@ class PrivacyPlan:
         """The noise that the server adds to a sum, as a multiple of the clip norm."""
         if self.settings.noise_at == "clients":
             return 0.0
+        if self.num_groups > 1:
+            length_of_column = np.linalg.norm(coefficients(self.num_groups))
+            return self.noise_multiplier * float(length_of_column)
         if not self.count_noise:
             return self.noise_multiplier
         z, of_count = self.noise_multiplier, 2 * self.count_noise
@@ -190,6 +211,7 @@ class PrivateTraining:
         self.key = assembly.key
         self.noise_source: NoiseSource = seeded_noise
         self._releases = releases
+        self._correlated = CorrelatedNoise(plan.num_groups)
         self._num_noted = 0
         if releases is not None:
             self.noise_source = system_noise
@@ -210,6 +232,8 @@ class PrivateTraining:
         if self.plan.sampling == "poisson":
             probability = self.plan.release.sampling
             return Poisson(self.key, probability, self.noise_source)
+        if self.plan.sampling == "in_turn":
+            return InTurn(self.key, self.plan.num_groups, self._num_before)
         return Uniform(self.key)
 
     def allows(self, server_round: int) -> bool:
@@ -250,6 +274,20 @@ class PrivateTraining:
                 }
             )
             self._num_noted += 1
+
+    def correlated_noise(self, server_round: int, deviation: float, size: int) -> Noise:
+        """Return the noise of a round's sum, (size,), where clients take turns.
+
+        ``deviation``: of the independent noise that it is made of.
+        """
+        number = self._num_before(server_round + 1)
+
+        def independent(number: int) -> Noise:
+            key = self.key.child("privacy noise", number)
+            return self.noise_source(key).normal(0.0, deviation, size)
+
+        is_simulation = self._releases is None
+        return self._correlated.row(number, independent, replay=is_simulation)
 
     def figures(self, server_round: int, clip_norm: float) -> dict[str, float]:
         """Return the figures of a round's record."""
@@ -343,7 +381,11 @@ class PrivateRound:
         if total is None:
             change = differences(training.method, self.payload, template)
             total = torch.zeros(len(change), dtype=torch.float64)
-        noise = generator.normal(0.0, plan.sum_noise * self.clip_norm, len(total))
+        deviation, size = plan.sum_noise * self.clip_norm, len(total)
+        if plan.num_groups > 1:
+            noise = training.correlated_noise(self.server_round, deviation, size)
+        else:
+            noise = generator.normal(0.0, deviation, size)
         self._count_noise = float(generator.normal(0.0, plan.count_noise))
         mean = (total + torch.from_numpy(noise)) / plan.num_expected
         update = synthetic_update(training.method, self.payload, template, mean)

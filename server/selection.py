@@ -86,6 +86,30 @@ class Poisson(ClientSelection):
         return sorted(itertools.compress(clients, is_drawn))
 
 
+@dataclass(frozen=True)
+class InTurn(ClientSelection):
+    """Selects groups of clients in turn, so that each takes part once in a cycle.
+
+    Attributes
+    ----------
+    num_groups
+        Length of a cycle.
+    turn_of
+        ``(server_round) -> turn``, from 0: the groups of other turns than one in
+        ``num_groups`` have no client in common.
+    """
+
+    key: RandomKey
+    num_groups: int
+    turn_of: Callable[[int], int]
+
+    @override
+    def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
+        order = self.key.child("turns").numpy().permutation(len(clients))
+        first = self.turn_of(server_round) % self.num_groups
+        return sorted(clients[place] for place in order[first :: self.num_groups])
+
+
 @dataclass
 class ByUtility(ClientSelection):
     """Selects clients with a probability that grows with their utility.

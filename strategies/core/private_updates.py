@@ -198,6 +198,8 @@ def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterable[P
         yield Problem("privacy.noise_shares", message)
     if privacy.noise_at == "clients":
         yield from _client_noise_problems(privacy)
+    if privacy.correlated:
+        yield from _correlation_problems(privacy, training.participation)
     adaptive = privacy.adaptive
     if adaptive is not None and (
         privacy.noise_at == "clients" or training.secure_aggregation is not None
@@ -225,3 +227,20 @@ def _client_noise_problems(privacy: PrivacySettings) -> Iterable[Problem]:
                 "know how many they are"
             )
             yield Problem(f"privacy.{name}", message)
+
+
+def _correlation_problems(
+    privacy: PrivacySettings, participation: float
+) -> Iterable[Problem]:
+    if privacy.noise_at == "clients" or privacy.adaptive is not None:
+        message = (
+            "found true with noise_at = clients or adaptive clipping, expected false: "
+            "the server must add noise of one size in all rounds"
+        )
+        yield Problem("privacy.correlated", message)
+    if participation > 1 / 2:
+        message = (
+            f"found true with training.participation = {participation:g}, expected at "
+            "most 0.5: clients that take part in each round gain nothing by it"
+        )
+        yield Problem("privacy.correlated", message)

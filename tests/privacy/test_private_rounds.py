@@ -15,6 +15,7 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load_file
 from scipy import stats
+from scipy.linalg import toeplitz
 from torch import Tensor
 
 from knnper.errors import ConfigError, RunError
@@ -36,6 +37,7 @@ from knnper.privacy import seeded_noise, system_noise
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
+from knnper.server.correlated_noise import CorrelatedNoise, coefficients
 from knnper.server.federation import Reply
 from knnper.server.observer import Observer, RoundRecord, round_figures
 from knnper.server.private_training import PrivacyPlan, PrivateTraining
@@ -562,6 +564,9 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
         "privacy.delta",
         "privacy.sigma",
     }
+    turns = {"clip_norm": 1.0, "noise_multiplier": 1, "correlated": True}
+    problems = problems_of(privacy=turns | {"adaptive": {}}, training={})
+    assert set(problems) == {"privacy.correlated"}
     zero = {"clip_norm": 1.0, "noise_multiplier": 0, "epsilon": 1.0, "noise_shares": 3}
     assert set(problems_of(privacy=zero)) == {
         "privacy.epsilon",
@@ -616,6 +621,81 @@ def test_sum_of_masked_updates_gets_the_same_noise(tmp_path: Path) -> None:
         assert not torch.equal(plain, other)
     server, clients = (plain for plain, _ in states.values())
     assert not torch.allclose(server, clients, atol=1e-3)
+
+
+def test_correlated_noise_is_solved_from_independent_noise() -> None:
+    """C y = z for the lower triangular Toeplitz matrix of 1, 1/2, 3/8."""
+    assert coefficients(4).tolist() == [1, 1 / 2, 3 / 8, 5 / 16]
+    rows = RandomKey(1).numpy().normal(size=(7, 5))
+    matrix = toeplitz([1, 1 / 2, 3 / 8, 0, 0, 0, 0], np.zeros(7))
+    noise = CorrelatedNoise(3)
+    made = [noise.row(n, lambda m: rows[m - 1], replay=True) for n in range(1, 8)]
+    np.testing.assert_allclose(matrix @ np.array(made), rows, atol=1e-12)
+    # From the middle: the same in a simulation, another matrix otherwise.
+    again = CorrelatedNoise(3)
+    fifth = again.row(5, lambda m: rows[m - 1], replay=True)
+    assert np.array_equal(fifth, made[4])
+    fresh = CorrelatedNoise(3)
+    assert np.array_equal(fresh.row(5, lambda m: rows[m - 1], replay=False), rows[4])
+    sixth = fresh.row(6, lambda m: rows[m - 1], replay=False)
+    np.testing.assert_allclose(sixth, rows[5] - rows[4] / 2)
+
+
+def test_one_client_changes_the_correlated_releases_by_what_is_accounted() -> None:
+    """The largest change of C G over all clients' turns, by brute force."""
+    num_rounds, band = 11, 4
+    matrix = toeplitz(np.pad(coefficients(band), (0, num_rounds - band)), [0.0] * 11)
+    norms = []
+    for first in range(band):
+        turns = matrix[:, first::band]  # the same direction in all rounds is worst
+        norms.append(np.linalg.norm(turns.sum(axis=1)))
+    most = np.linalg.norm(coefficients(band)) * math.ceil(num_rounds / band) ** 0.5
+    assert 0.8 * most < max(norms) <= most + 1e-9
+    privacy = PrivacySettings(
+        clip_norm=2.0, noise_multiplier=1.5, correlated=True, delta=1e-3
+    )
+    plan = training_of(privacy, 20, num_rounds=11, participation=0.25).plan
+    assert (plan.sampling, plan.num_groups, plan.num_expected) == ("in_turn", 4, 5.0)
+    assert plan.sum_noise == pytest.approx(1.5 * np.linalg.norm(coefficients(4)))
+    counter = PLDAccountant()
+    counter.compose(dp_accounting.GaussianDpEvent(1.5), 3)
+    assert plan.epsilon_after(11) == pytest.approx(counter.get_epsilon(1e-3), rel=1e-3)
+    assert plan.epsilon_after(8) == plan.epsilon_after(5) < plan.epsilon_after(9)
+
+
+@pytest.mark.parametrize("is_real", [True, False])
+def test_clients_of_correlated_rounds_take_turns(tmp_path: Path, is_real: bool) -> None:
+    """Killed in round 4 after a checkpoint of round 2: the turns go on."""
+    privacy = PrivacySettings(clip_norm=1.0, noise_multiplier=2.0, correlated=True)
+    everyone = moves(dict.fromkeys(NAMES, (0.1, 0.0)))
+    asked: list[str] = []
+
+    def noted(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        asked.append(client)
+        return everyone(client, payload, server_round)
+
+    def killed(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if server_round == 4:
+            raise KeyboardInterrupt
+        return noted(client, payload, server_round)
+
+    more: dict[str, Any] = {"is_real": is_real, "num_rounds": 6, "participation": 0.25}
+    run = {"checkpoint_every": 2}
+    whole, _ = train(tmp_path / "whole", noted, privacy, run=run, **more)
+    groups = [{*asked[at : at + 2]} for at in range(0, 12, 2)]
+    assert set.union(*groups[:4]) == {*NAMES}
+    assert groups[4:] == groups[:2]
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", killed, privacy, run=run, **more)
+    resumed, records = train(tmp_path / "cut", noted, privacy, run=run, **more)
+    groups = [{*asked[at : at + 2]} for at in range(0, len(asked), 2)]
+    if is_real:  # round 3 is released twice, to two groups
+        assert [record["num_releases"] for record in records] == [4, 5, 6, 7]
+        assert set.union(*groups[:4]) == {*NAMES}
+        assert groups[4:] == groups[:3]
+    else:
+        assert resumed.fingerprint == whole.fingerprint
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-9])
