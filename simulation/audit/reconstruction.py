@@ -67,7 +67,9 @@ def analytic_inputs(task: Task, update: ObservedUpdate) -> Tensor:
             slopes = (biases[first] - biases[second])[:, None]
             candidates.append((rows[first] - rows[second]) / slopes)
     joined = torch.cat(candidates)
-    return joined[torch.isfinite(joined).all(dim=1)]
+    finite = joined[torch.isfinite(joined).all(dim=1)]
+    # A row without a gradient gives no candidate; if none has any, zeros stand in.
+    return finite if len(finite) else torch.zeros_like(joined[:1])
 
 
 def matched_inputs(task: Task, update: ObservedUpdate, rng: RandomKey) -> Tensor:
@@ -127,9 +129,9 @@ def psnr_of_nearest(task: Task, candidates: Tensor, examples: Examples) -> Tenso
 
 
 def reconstruction_result(
-    attack: str, surface: str, psnr: Sequence[Tensor], rng: RandomKey
+    attack: str, surface: str, psnr: Sequence[Tensor], rng: RandomKey, noun: str
 ) -> AttackResult:
-    """Return the figures of reconstructions with these PSNRs, in dB."""
+    """Return the figures of reconstructions of ``noun`` with these PSNRs, in dB."""
     values = torch.cat(list(psnr)).numpy()
     draws = rng.numpy().integers(0, len(values), (_RESAMPLES, len(values)))
     ends = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
@@ -143,4 +145,4 @@ def reconstruction_result(
     access = "the update as the server sees it"
     if attack == GRADIENT_MATCHING:
         access += ", and the label"
-    return AttackResult(attack, surface, access, {"inputs": len(values)}, figures)
+    return AttackResult(attack, surface, access, {noun: len(values)}, figures)

@@ -145,29 +145,27 @@ class RunTarget(Target):
         Each shadow model is trained as the run was, on a random half of all of these.
         Two models share no example, so that every example is missing in half of them.
         """
-        clients = self.bench.clients
-        pool = {}
+        clients, pool, members = self.bench.clients, {}, []
         for client in self.trainable:
-            pool[client] = clients.data(client).train.join(clients.test(client))
-        is_member = np.concatenate(
-            [
-                np.arange(len(examples)) < len(clients.data(client).train)
-                for client, examples in pool.items()
-            ]
-        )
-        lengths = np.cumsum([len(examples) for examples in pool.values()])[:-1]
+            train, test = clients.data(client).train, clients.test(client)
+            pool[client] = train.join(test)
+            members.append(np.arange(len(train) + len(test)) < len(train))
+        is_member = np.concatenate(members)
+        if is_member.all():
+            reason = "no client has test examples to compare with"
+            return AttackResult(LIRA, "global model", left_out=reason)
+        ends = np.cumsum([len(examples) for examples in pool.values()])[:-1]
         is_out, shadow_logits = [], []
         for place in range(self.num_shadows):
             # Both models of a pair have the same draw.
             rng = key.child("halves", place // 2).numpy()
             chosen = (rng.random(len(is_member)) < 0.5) ^ bool(place % 2)
-            train = {
+            parts = zip(pool.items(), np.split(chosen, ends), strict=True)
+            half = {
                 client: examples.take(torch.from_numpy(np.flatnonzero(rows)))
-                for (client, examples), rows in zip(
-                    pool.items(), np.split(chosen, lengths), strict=True
-                )
+                for (client, examples), rows in parts
             }
-            state = self._train(train, key.child("shadow", place), on_step)
+            state = self._train(half, key.child("shadow", place), on_step)
             shadow_logits.append(self._logits(state, pool.values()))
             is_out.append(~chosen)
         logits = self._logits(self.ended.last.state, pool.values())
@@ -287,6 +285,8 @@ class RunTarget(Target):
     ) -> Iterator[AttackResult]:
         task, parameters = self.bench.task, self.bench.task.model.num_parameters
         singles = list(self.single_updates(key.child("single")))
+        # If a head alone is trained, clients hold embeddings.
+        noun = "inputs" if task.spec == self.bench.whole.spec else "embeddings"
         reasons = dict.fromkeys((ANALYTIC, GRADIENT_MATCHING), "")
         if parameters > _MOST_PARAMETERS:
             reasons[GRADIENT_MATCHING] = f"the model has {parameters} parameters"
@@ -318,9 +318,13 @@ class RunTarget(Target):
                     self.update(name, self.bench.clients.data(name)) for name in chosen
                 ]
                 values = list(psnr(attack, [update for update in firsts if update]))
-                yield reconstruction_result(attack, _FIRST, values, key.child(_FIRST))
+                yield reconstruction_result(
+                    attack, _FIRST, values, key.child(_FIRST), noun
+                )
             values = list(psnr(attack, singles))
-            yield reconstruction_result(attack, _SINGLE, values, key.child(attack))
+            yield reconstruction_result(
+                attack, _SINGLE, values, key.child(attack), noun
+            )
 
     def single_updates(self, key: RandomKey) -> Iterator[ObservedUpdate]:
         """Yield updates as of clients with one training example each."""
@@ -342,23 +346,27 @@ class RunTarget(Target):
         if weights is None:
             return None
         if self.bench.experiment.training.secure_aggregation is not None:
-            total, num_all = self._other_changes
-            share, num_others = self._weighted_change(client)
-            change = len(data.train) * change.double() + total - share
-            change = change / (len(data.train) + num_all - num_others)
+            total, sum_of_weights = self._secure_sum
+            change = total + self._weight(data) * change.double()
+            own = self.bench.clients.data(client)
+            change -= self._weight(own) * self._change(client, own)[1]
+            change /= sum_of_weights + self._weight(data) - self._weight(own)
         return ObservedUpdate(weights, -change.float(), data.train)
 
     @functools.cached_property
-    def _other_changes(self) -> tuple[Tensor, int]:
-        """The sum of the clients' changes, weighted by their number of examples."""
-        changes, counts = zip(*map(self._weighted_change, self.trainable), strict=True)
-        return torch.stack(changes).sum(dim=0), sum(counts)
+    def _secure_sum(self) -> tuple[Tensor, int]:
+        """The weighted sum of all clients' changes, and the sum of the weights."""
+        splits = {name: self.bench.clients.data(name) for name in self.trainable}
+        changes = (
+            self._weight(data) * self._change(name, data)[1].double()
+            for name, data in splits.items()
+        )
+        weights = map(self._weight, splits.values())
+        return functools.reduce(torch.add, changes), sum(weights)
 
-    @functools.cache  # noqa: B019 (a target lives as long as its audit)
-    def _weighted_change(self, client: str) -> tuple[Tensor, int]:
-        data = self.bench.clients.data(client)
-        count = len(data.train)
-        return count * self._change(client, data)[1].double(), count
+    def _weight(self, data: ClientData) -> int:
+        """Return a client's weight in a mean; with privacy all count alike."""
+        return len(data.train) if self.bench.experiment.privacy is None else 1
 
     def _change(self, client: str, data: ClientData) -> tuple[Tensor | None, Tensor]:
         """Return the weights that a client gets in round 1, and its update's change."""
@@ -371,8 +379,14 @@ class RunTarget(Target):
         _, sent = method.client_update(payload, None, data, 1, key)
         update = sent if method.decoded is None else method.decoded(payload, sent)
         change = differences(method, payload, update)
-        weights = getattr(payload, "weights", None)
-        if not isinstance(weights, Tensor) or change.shape != weights.shape:
+        weights, whole = (
+            getattr(payload, "weights", None),
+            (method.task.model.num_weights,),
+        )
+        if (
+            not isinstance(weights, Tensor)
+            or not change.shape == weights.shape == whole
+        ):
             return None, change
         return weights, change
 
@@ -388,7 +402,7 @@ def open_run(path: Path, num_shadows: int) -> RunTarget:
     experiment = folder.experiment(experiment_catalogue())
     folder.results()  # raises for a run that is not done
     bench = open_workbench(experiment)
-    if not bench.roster.trainable():
-        raise RunError(f"the run in {path} trained no client, expected one to audit")
+    if not bench.roster.trainable() or not bench.method.num_rounds:
+        raise RunError(f"the run in {path} trained no model, expected one to audit")
     ended = ended_with(folder, experiment, bench, bench.method.num_rounds)
     return RunTarget(ended, num_shadows)

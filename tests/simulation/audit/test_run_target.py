@@ -14,7 +14,11 @@ from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.audit.audit import audit_target, read_audit, write_audit
 from knnper.simulation.audit.figures import AttackResult
-from knnper.simulation.audit.reconstruction import matched_inputs, psnr_of_nearest
+from knnper.simulation.audit.reconstruction import (
+    analytic_inputs,
+    matched_inputs,
+    psnr_of_nearest,
+)
 from knnper.simulation.audit.run_target import RunTarget, open_run
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
@@ -120,6 +124,15 @@ def test_update_of_one_example_reveals_it(tmp_path: Path) -> None:
     # Many examples behind an update hide each other.
     assert first.samples["inputs"] > 100
     assert first.figures["recognisable"].value < 0.1
+
+
+def test_update_that_changes_nothing_reveals_nothing(tmp_path: Path) -> None:
+    target = linear_target(tmp_path)
+    update = next(target.single_updates(RandomKey(0)))
+    still = replace(update, decrease=torch.zeros_like(update.decrease))
+    task = target.bench.task
+    candidates = analytic_inputs(task, still)
+    assert psnr_of_nearest(task, candidates, still.examples).item() < 15
 
 
 def test_secure_aggregation_hides_an_example_among_those_of_others(
