@@ -53,23 +53,30 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
     def play(included: NDArray[np.bool_], rng: RandomKey) -> Scores:
         assembly = replace(bench, method=method, key=rng)
         training = PrivateTraining(assembly, plan, releases=None)
-        canaries = {str(place): place for place in np.flatnonzero(included).tolist()}
+
+        def update_of(
+            name: str, payload: Any, clip_norm: float, server_round: int
+        ) -> Any:
+            weights = payload.weights.clone()
+            weights[int(name)] += _TIMES_CLIP_NORM * clip_norm
+            key = rng.child("update", server_round, name)
+            return _processed(method, payload, ModelUpdate(weights, 1, 0.0), key)
+
+        canaries = [str(place) for place in range(len(included))]
         scores = np.zeros(len(included))
         state, clip_norm = untrained(bench, bench.roster).state, None
         for server_round in range(1, num_rounds + 1):
             payload = method.broadcast(state, UNSEEN_CLIENT, rng)
             current = training.begin(payload, server_round, clip_norm)
-            chosen = list(canaries)
-            if plan.sampling == "poisson":
-                chosen = training.selection().draw(chosen, len(chosen), server_round)
-            updates = []
-            for name in chosen:
-                weights = payload.weights.clone()
-                weights[canaries[name]] += _TIMES_CLIP_NORM * current.clip_norm
-                update = ModelUpdate(weights, 1, 0.0)
-                key = rng.child("update", server_round, name)
-                updates.append((name, _processed(method, payload, update, key)))
-            current.add_all(updates)
+            chosen = canaries
+            if plan.sampling in ("poisson", "in_turn"):
+                chosen = training.selection().draw(canaries, 0, server_round)
+            # One at a time, since each is as large as the model.
+            current.add_all(
+                (name, update_of(name, payload, current.clip_norm, server_round))
+                for name in chosen
+                if included[int(name)]
+            )
             moved = current.release(state)
             steps = moved.weights - state.weights
             scores += steps[: len(included)].double().numpy()

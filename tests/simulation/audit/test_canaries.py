@@ -76,11 +76,15 @@ def private_game(num_rounds: int = 5, **changes: Any) -> CanaryGame | None:
             }
         },
         {
+            "training": {"num_rounds": 5, "participation": 0.5},
+            "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.5, "correlated": True},
+        },
+        {
             "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.5, "adaptive": {}},
             "method": {"name": "fedavgm"},
         },
     ],
-    ids=["server", "poisson", "clients", "adaptive"],
+    ids=["server", "poisson", "clients", "correlated", "adaptive"],
 )
 def test_private_training_keeps_its_epsilon(changes: dict[str, Any]) -> None:
     bounds = lower_bounds(private_game(**changes))
