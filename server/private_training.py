@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.errors import RunError
 from knnper.experiment import Experiment, PrivacySettings
 from knnper.files import JsonLines
 from knnper.privacy import (
@@ -237,11 +238,17 @@ class PrivateTraining:
         return Uniform(self.key)
 
     def allows(self, server_round: int) -> bool:
-        """Return whether a round stays within the budget."""
+        """Return whether a round stays within the budget; reject one without rounds."""
         most = self.plan.settings.epsilon
         if most is None or not self.is_noisy:
             return True
-        epsilon = self.plan.epsilon_after(self._num_before(server_round) + 1)
+        num_before = self._num_before(server_round)
+        epsilon = self.plan.epsilon_after(num_before + 1)
+        if epsilon > most and not num_before:
+            raise RunError(
+                f"privacy.epsilon: found {most:g}, expected at least {epsilon:.4g}, "
+                "which the first round spends; raise it or privacy.noise_multiplier"
+            )
         if epsilon > most:
             log.warning(
                 "the training ends before round %d, with which it would spend epsilon "

@@ -83,6 +83,7 @@ class Conductor:
         conditions = {}
         if plan is not None:
             planned = plan.epsilon_after(self.assembly.method.num_rounds)
+            planned = min(planned, plan.settings.epsilon or planned)
             conditions["privacy"] = {"epsilon": planned, **plan.as_document()}
         self.folder.write_manifest(experiment, roster.split, command, conditions)
         most = self.assembly.experiment.run.keep_checkpoints
