@@ -187,8 +187,8 @@ class Code(Enum):
     NEEDS_METRICS = (
         "share_metrics",
         "the updates of {method} hold losses or statistics of the client's data; found "
-        "share_metrics: false, expected true, or train: false to receive the model "
-        "without training it",
+        "share_metrics: false, or limits.privacy that does not share metrics, expected "
+        "true, or train: false to receive the model without training it",
     )
     TRAINS_NONE = (
         "train",

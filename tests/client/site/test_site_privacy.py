@@ -256,6 +256,19 @@ def test_run_that_asks_for_more_noise_gets_it_once(file: Path) -> None:
     assert (entry.clip_norm, entry.noise_multiplier) == (1.0, 20.0)
 
 
+def test_clipping_comes_before_all_noise(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = moved(HostileServer(file), asked(**SMALL))
+    short = float(plain.norm()) / 2
+    protect(file, f"clip_norm: {short}, noise_multiplier: 0.5")
+    privacy = "{clip_norm: 9, noise_multiplier: 20, noise_at: clients, noise_shares: 4}"
+    monkeypatch.setattr(site_privacy, "noisy", lambda *arguments: arguments[2])
+    settings = asked(**SMALL, privacy=privacy)
+    clipped = moved(HostileServer(file, run=2), settings)
+    torch.testing.assert_close(clipped, plain / 2, rtol=1e-4, atol=1e-6)
+
+
 REFUSED = {
     "afl", "agnostic", "clustered_fl", "fedas", "fedattn", "fedbasis", "fedpac",
     "fedproto", "hypcluster", "pfedfda", "qfedavg", "scaffold",
