@@ -139,7 +139,7 @@ class PrivacyPlan:
             sampling, num_expected = "poisson", probability * num_clients
         elif count == num_clients:
             sampling = "all"
-        return cls(
+        plan = cls(
             settings=privacy,
             num_expected=num_expected,
             sampling=sampling,
@@ -148,6 +148,13 @@ class PrivacyPlan:
             delta=delta,
             num_groups=num_groups,
         )
+        if plan.count_noise and 2 * plan.count_noise <= multiplier:
+            raise RunError(
+                f"privacy.adaptive.count_noise: found {plan.count_noise:g}, expected "
+                f"more than {multiplier / 2:.4g}, half the noise multiplier that "
+                "follows from privacy.epsilon; leave it out"
+            )
+        return plan
 
     def epsilon_after(self, num_releases: int) -> float:
         """Return ε of the first releases; infinite without noise."""

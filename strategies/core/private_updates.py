@@ -10,7 +10,7 @@ update may learn more than ε allows (Mironov 2012).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,12 @@ from knnper.experiment import (
     Experiment,
     PrivacySettings,
     SynchronousTiming,
+    TrainingSettings,
     UniformSelection,
 )
 from knnper.privacy import NoiseSource
 from knnper.seeding import RandomKey
+from knnper.settings import shown
 from knnper.strategies.core.mean_update import differences, moved_update
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.processing import UpdateProcessor
@@ -149,98 +151,88 @@ def private_updates(
     return method
 
 
-def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterable[Problem]:
+def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterator[Problem]:
     """Yield conflicts of the section ``privacy`` with itself and with the others."""
     privacy, training = experiment.privacy, experiment.training
     if privacy is None:
         return
     if not method.takes_mean:
-        message = (
+        yield Problem(
+            "method.name",
             f"found {experiment.method.name} with privacy, expected a method whose "
             "server takes a mean of the updates, such as fedavg: the noise hides one "
-            "client in a sum, and this method does not only sum"
+            "client in a sum, and this method does not only sum",
         )
-        yield Problem("method.name", message)
-    timing = training.timing
-    if timing.name != "synchronous" or training.devices is not None:
-        message = (
-            "found virtual time or buffered steps with privacy, expected neither: who "
-            "takes part must not depend on how fast a client is; leave out "
-            "training.devices and training.timing"
+    if training.timing != SynchronousTiming() or training.devices is not None:
+        yield Problem(
+            "training.timing",
+            "found virtual time, buffered steps, over-selection or a deadline with "
+            "privacy, expected none of them: who counts must not depend on how fast a "
+            "client is; leave out training.devices and training.timing",
         )
-        yield Problem("training.timing", message)
-    elif timing != SynchronousTiming():
-        message = (
-            "found over-selection or a deadline with privacy, expected neither: "
-            "dropped clients would change the sampling that is accounted for"
-        )
-        yield Problem("training.timing", message)
     if training.selection != UniformSelection():
-        message = (
+        yield Problem(
+            "training.selection",
             f"found {training.selection.name} with privacy, expected uniform: a client "
-            "must not be selected by what is in its data"
+            "must not be selected by what is in its data",
         )
-        yield Problem("training.selection", message)
     if privacy.noise_multiplier is None and privacy.epsilon is None:
-        message = (
+        yield Problem(
+            "privacy",
             "found neither noise_multiplier nor epsilon, expected at least one: the "
-            "noise, or the budget from which it follows"
+            "noise, or the budget from which it follows",
         )
-        yield Problem("privacy", message)
     if privacy.noise_multiplier == 0 and privacy.epsilon is not None:
-        message = (
+        yield Problem(
+            "privacy.epsilon",
             f"found {privacy.epsilon:g} with noise_multiplier = 0, expected null: "
-            "without noise there is no epsilon"
+            "without noise there is no epsilon",
         )
-        yield Problem("privacy.epsilon", message)
-    if privacy.noise_at == "server" and privacy.noise_shares is not None:
-        message = "found a number with noise_at = server, expected null"
-        yield Problem("privacy.noise_shares", message)
-    if privacy.noise_at == "clients":
-        yield from _client_noise_problems(privacy)
-    if privacy.correlated:
-        yield from _correlation_problems(privacy, training.participation)
-    adaptive = privacy.adaptive
-    if adaptive is not None and (
-        privacy.noise_at == "clients" or training.secure_aggregation is not None
-    ):
-        message = (
-            "found settings with noise_at = clients or with secure aggregation, "
-            "expected null: adaptive clipping needs a server that sees single updates"
+    at_clients = privacy.noise_at == "clients"
+    if at_clients != (privacy.noise_shares is not None):
+        yield Problem(
+            "privacy.noise_shares",
+            f"found {shown(privacy.noise_shares)} with noise_at = {privacy.noise_at}, "
+            "expected the number of clients of a round with clients, and null with "
+            "server",
         )
-        yield Problem("privacy.adaptive", message)
-    if adaptive is not None and adaptive.count_noise is not None:
-        least = (privacy.noise_multiplier or 0.0) / 2
-        if adaptive.count_noise <= least:
-            message = (
-                f"found {adaptive.count_noise:g}, expected more than {least:g}, half "
-                "the noise multiplier: the number of unclipped updates is released, too"
-            )
-            yield Problem("privacy.adaptive.count_noise", message)
-
-
-def _client_noise_problems(privacy: PrivacySettings) -> Iterable[Problem]:
-    for name in ("noise_multiplier", "noise_shares"):
-        if getattr(privacy, name) is None:
-            message = (
-                "found null with noise_at = clients, expected a number: clients do not "
-                "know how many they are"
-            )
-            yield Problem(f"privacy.{name}", message)
-
-
-def _correlation_problems(
-    privacy: PrivacySettings, participation: float
-) -> Iterable[Problem]:
-    if privacy.noise_at == "clients" or privacy.adaptive is not None:
-        message = (
+    if at_clients and privacy.noise_multiplier is None:
+        yield Problem(
+            "privacy.noise_multiplier",
+            "found null with noise_at = clients, expected a number: clients do not "
+            "know how many they are",
+        )
+    yield from _adaptation_problems(privacy, training)
+    if privacy.correlated and (at_clients or privacy.adaptive is not None):
+        yield Problem(
+            "privacy.correlated",
             "found true with noise_at = clients or adaptive clipping, expected false: "
-            "the server must add noise of one size in all rounds"
+            "the server must add noise of one size in all rounds",
         )
-        yield Problem("privacy.correlated", message)
-    if participation > 1 / 2:
-        message = (
-            f"found true with training.participation = {participation:g}, expected at "
-            "most 0.5: clients that take part in each round gain nothing by it"
+    if privacy.correlated and training.participation > 1 / 2:
+        yield Problem(
+            "privacy.correlated",
+            f"found true with training.participation = {training.participation:g}, "
+            "expected at most 0.5: clients of every round gain nothing by it",
         )
-        yield Problem("privacy.correlated", message)
+
+
+def _adaptation_problems(
+    privacy: PrivacySettings, training: TrainingSettings
+) -> Iterator[Problem]:
+    adaptive = privacy.adaptive
+    if adaptive is None:
+        return
+    if privacy.noise_at == "clients" or training.secure_aggregation is not None:
+        yield Problem(
+            "privacy.adaptive",
+            "found settings with noise_at = clients or with secure aggregation, "
+            "expected null: adaptive clipping needs a server that sees single updates",
+        )
+    least = (privacy.noise_multiplier or 0.0) / 2
+    if adaptive.count_noise is not None and adaptive.count_noise <= least:
+        yield Problem(
+            "privacy.adaptive.count_noise",
+            f"found {adaptive.count_noise:g}, expected more than {least:g}, half the "
+            "noise multiplier: the number of unclipped updates is released, too",
+        )

@@ -385,6 +385,11 @@ def test_adaptive_clipping_splits_the_noise() -> None:
     assert plan.count_noise == 10.0
     assert plan.sum_noise**-2 + 20.0**-2 == pytest.approx(1.5**-2)
     assert plan.sum_noise > 1.5
+    scarce = PrivacySettings(
+        clip_norm=1.0, epsilon=0.5, adaptive=AdaptiveClipping(count_noise=0.1)
+    )
+    with pytest.raises(RunError, match=r"count_noise: found 0\.1, expected more than"):
+        training_of(scarce, 200)
     # A few clients: at least the multiplier, so that the sum's noise stays finite.
     few = training_of(privacy, 4).plan
     assert few.count_noise == 1.5
