@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from knnper.client.runtime import ClientRuntime, TrainingRequest, call_for_each
 from knnper.errors import CodecError, printable
 from knnper.records import Flat, flatten
-from knnper.secure.messages import MaskRequest, SecureRequest
+from knnper.secure.messages import MaskRequest, SecureReply, SecureRequest
 from knnper.transport.messages import (
     FAILURES,
     LEAST_IN_FILE,
@@ -38,6 +38,11 @@ class Node(Protocol):
 
     def open(self, context: Context, job: Job) -> ClientRuntime:
         """Return the runtime of the clients of ``job``."""
+
+    def exchange_secrets(
+        self, context: Context, job: Job, request: SecureRequest
+    ) -> SecureReply:
+        """Reply to a stage of secure aggregation without an update."""
 
     def carrier(self, context: Context, job: Job) -> Carrier:
         """Return the carrier by which vectors of ``job`` travel.
@@ -133,13 +138,11 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @answering
     def exchange_secrets(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
-        runtime = node.open(context, job)
         carrier = node.carrier(context, job)
         request = cast(
             SecureRequest, _record(message, "payload", SecureRequest, carrier)
         )
-        reply = runtime.exchange_secrets(job.clients, request)
-        return _reply(message, reply, carrier)
+        return _reply(message, node.exchange_secrets(context, job, request), carrier)
 
     @app.query(Purpose.REFUSE.action)
     @answering

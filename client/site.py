@@ -46,6 +46,7 @@ from knnper.predictions import RunPredictions, require_arrow
 from knnper.privacy import system_noise
 from knnper.process import compute_device, keep_freed_memory
 from knnper.reasons import Code, SafeReason
+from knnper.secure.messages import SecureReply, SecureRequest
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import KINDS, site_catalogue, title_of
 from knnper.strategies.core.assembly import (
@@ -262,6 +263,22 @@ class SiteNode:
                 num_train=len(data.train),
                 trained=trained,
             )
+
+    def exchange_secrets(
+        self, context: Context, job: Job, request: SecureRequest
+    ) -> SecureReply:
+        """Reply to a stage of secure aggregation; the data is not read for it."""
+        settings = _settings(context)
+        experiment, _ = self._allowed(settings, job, context.run_id)
+        states = run_states(settings.state, experiment, job.session)
+        secure_sums = SecureSums.of(experiment, states)
+        if secure_sums is None or job.clients != [settings.name]:
+            raise RunError(
+                "found a request of secure aggregation for another client, or for an "
+                "experiment without it",
+                reason=SafeReason(Code.BAD_REQUEST),
+            )
+        return secure_sums.answer(settings.name, request)
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
         """Return vectors in messages: the server is on another machine."""

@@ -21,7 +21,6 @@ from knnper.client.limits import Limits
 from knnper.client.runtime import ClientRuntime, TrainingRequest
 from knnper.errors import KnnPerError, RefusedError, RunError, text_for_others
 from knnper.reasons import Code, SafeReason
-from knnper.secure.messages import SecureReply, SecureRequest
 from knnper.strategies.core.evaluation import ClientResults, Evaluation, Validation
 
 OWN_LOG = "the client's own log has the reason"
@@ -145,14 +144,6 @@ class SiteRuntime(ClientRuntime):
             predictions.forget_parts()
             log.info("the predictions of the test split are in %s", predictions.folder)
         return metrics_policy.filter_results(results)
-
-    @override
-    def exchange_secrets(
-        self, clients: Sequence[str], request: SecureRequest
-    ) -> SecureReply:
-        """Reply to a stage of secure aggregation, for this client only."""
-        self._require_own_name(clients)
-        return super().exchange_secrets(clients, request)
 
     @contextlib.contextmanager
     def _within_deadline(self, activity: str) -> Iterator[None]:

@@ -20,6 +20,7 @@ from knnper.experiment import RunSettings
 from knnper.experiment_file import from_json, to_json
 from knnper.files import write_atomically
 from knnper.process import compute_device, num_workers
+from knnper.secure.messages import SecureReply, SecureRequest
 from knnper.server.federation import Federation
 from knnper.server.flower_federation import FlowerFederation
 from knnper.server.task_size import TaskSize
@@ -84,6 +85,12 @@ class VirtualNode:
             return _resident_runtime(job.experiment, job.run_folder, job.session)
         except (KnnPerError, OSError) as error:
             raise CannotRunError(str(error)) from error
+
+    def exchange_secrets(
+        self, context: Context, job: Job, request: SecureRequest
+    ) -> SecureReply:
+        """Reply to a stage of secure aggregation."""
+        return self.open(context, job).exchange_secrets(job.clients, request)
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
         """Return the carrier of a job: object store, shared memory or the message."""

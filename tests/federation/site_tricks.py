@@ -147,12 +147,6 @@ class _Player(SiteRuntime):
             update = dataclasses.replace(update, weights=payload.weights - moved)
         return SPOILING.get(deed, lambda one: one)(update)
 
-    def exchange_secrets(
-        self, clients: Sequence[str], request: SecureRequest
-    ) -> SecureReply:
-        self.tricks.do(secure_stage(request.message))
-        return SiteRuntime.exchange_secrets(self, clients, request)
-
     def personalize(
         self,
         clients: Sequence[str],
@@ -196,6 +190,12 @@ class _Host(SiteNode):
             one.name: getattr(worker, one.name) for one in dataclasses.fields(worker)
         }
         return _Player(**given, tricks=_tricks(context))
+
+    def exchange_secrets(
+        self, context: Context, job: Job, request: SecureRequest
+    ) -> SecureReply:
+        _tricks(context).do(secure_stage(request.message))
+        return super().exchange_secrets(context, job, request)
 
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
         if isinstance(error, _RudeError):
