@@ -73,6 +73,13 @@ TRAINING: Mapping[str, Any] = {
     "learning_rate": 0.1,
 }
 EXAMPLE_PRIVACY: Mapping[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+# The noise of ε 8 in 10 rounds, in which every client takes part.
+AT_CLIENTS: Mapping[str, Any] = {
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.15,
+    "noise_at": "clients",
+    "noise_shares": 20,
+}
 # Sections of the experiment, and attacks, by protection. The model that secure
 # aggregation yields is that of plain training, to quantisation.
 RUNS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
@@ -87,6 +94,24 @@ RUNS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
     ),
     "`privacy`, ε 1": (
         {"privacy": {"clip_norm": 1.0, "epsilon": 1.0}},
+        ("lira", "one_run"),
+    ),
+    "`privacy` at clients, ε 8, and `secure_aggregation`": (
+        {
+            "training": {
+                **TRAINING,
+                "secure_aggregation": {"name": "secagg_plus", "clip_range": 4.0},
+            },
+            "privacy": AT_CLIENTS,
+            "run": {"max_failed_fraction": 0.0},
+        },
+        ("lira", "analytic", "one_run"),
+    ),
+    "`privacy`, correlated, ε 8": (
+        {
+            "training": {**TRAINING, "participation": 0.5},
+            "privacy": {"clip_norm": 1.0, "epsilon": 8.0, "correlated": True},
+        },
         ("lira", "one_run"),
     ),
     "`example_privacy`, noise 1": (
@@ -176,6 +201,7 @@ def run_rows(
     """Simulate and audit one experiment."""
     say(f"audits: {protection}")
     run = {"engine": "serial", "seed": seed, "exploding_rounds": 0}
+    run |= document.get("run", {})
     experiment = load_experiment({**document, "run": run}, experiment_catalogue())
     with tempfile.TemporaryDirectory(prefix="knnper-audits-") as folder:
         path = Path(folder) / "run"
