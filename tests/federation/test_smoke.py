@@ -1,8 +1,21 @@
 """The shortest run over a real client; the whole story is in `test_story`."""
 
+import json
+import subprocess
+from typing import Any
+
 import pytest
 
 from tests.federation.small_federation import Found
+from tests.processes import KNNPER
+
+
+def audited(*words: object) -> list[dict[str, Any]]:
+    """Return the entries of an audit log, as the command shows them."""
+    command = [str(word) for word in (KNNPER, *words, "--last", 100, "--json")]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    entries: list[dict[str, Any]] = json.loads(done.stdout)["last"]
+    return entries
 
 
 @pytest.mark.integration
@@ -16,3 +29,28 @@ def test_a_client_trains_and_is_handed_the_model(found: Found) -> None:
     assert list(run.clients) == ["0000"]
     assert (federation.client_folder("0000") / "state/serving.json").exists()
     assert node.stop() == 0
+
+    # The audit logs of both sides name the same run.
+    server = audited("fed", "audit", federation.folder)
+    assert [entry["event"] for entry in server] == [
+        "register_client",
+        "submit_run",
+        "run_begins",
+        "exchange",
+        "round_finished",
+        "trained",
+        "exchange",
+    ]
+    begins, trained = server[2], server[3]
+    assert (trained["purpose"], trained["answered"]) == ("train", ["0000"])
+    site = audited("site", "audit", federation.client_file("0000"))
+    messages = [entry for entry in site if entry["event"] == "message"]
+    assert [entry["purpose"] for entry in messages] == [
+        "query",
+        "train",
+        "evaluate.personalize",
+    ]
+    for entry in messages:
+        assert entry["run"] == begins["run"]
+        assert entry["experiment"] == begins["experiment"]
+        assert entry["outcome"] == "answered"
