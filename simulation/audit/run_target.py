@@ -5,6 +5,7 @@ server sees updates.
 """
 
 import functools
+import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import RunFolder
+from knnper.settings import plain
 from knnper.simulation.audit.audit import OnStep, Target, sampled
 from knnper.simulation.audit.canaries import private_training_game
 from knnper.simulation.audit.figures import AttackResult, Scores, membership_result
@@ -100,7 +102,12 @@ class RunTarget(Target):
     @property
     @override
     def facts(self) -> Mapping[str, str]:
-        experiment = self.bench.experiment
+        experiment, training = self.bench.experiment, self.bench.experiment.training
+        protections = {
+            "privacy": experiment.privacy,
+            "example_privacy": training.example_privacy,
+            "secure_aggregation": training.secure_aggregation,
+        }
         return {
             "address": str(self.ended.folder.path),
             "experiment": experiment.name,
@@ -108,6 +115,10 @@ class RunTarget(Target):
             "personalization": experiment.personalization.name,
             "rounds": str(self.bench.method.num_rounds),
             "last_state": self.ended.last.fingerprint,
+            **{
+                name: json.dumps(plain(section))
+                for name, section in protections.items()
+            },
         }
 
     @override

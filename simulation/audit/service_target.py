@@ -1,6 +1,7 @@
 """Attacks on the memory of a site as its service shows it, over HTTP."""
 
 import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,6 +141,7 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         "model": serving.model,
         "stored": str(num_stored),
         "knn_weight": f"{knn_weight:g}",
+        "privacy": json.dumps(info.get("privacy")),
     }
     privacy = settings.service.privacy if is_private else None
     return ServiceTarget(memory, stored, others, facts, privacy)

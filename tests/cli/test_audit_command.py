@@ -50,6 +50,7 @@ def test_audit_of_a_run_writes_a_record_that_the_report_shows(run: Path) -> None
     assert (record["kind"], record["seed"], record["confidence"]) == ("run", 0, 0.95)
     assert record["environment"]["versions"]["knnper"]
     assert record["facts"]["method"] == "fedavg"
+    assert record["facts"]["privacy"] == "null"
     lira, labels, analytic = record["results"]
     assert lira["samples"]["members"] > lira["samples"]["others"] > 100
     assert lira["figures"]["auc"]["low"] < 0.6
@@ -160,6 +161,8 @@ def test_audit_of_private_answers_bounds_their_epsilon(
         assert described(url, private)["privacy"]["num_answers"] == 0
         result = run_command("audit", url, *options)
     assert result.exit_code == 0, result.output
+    facts = json.loads(output.read_bytes())["facts"]
+    assert json.loads(facts["privacy"])["epsilon"] == 4
     results = results_by_attack(output)
     bound = results["one_run"]["epsilon"]
     assert 0 < bound["lower"] < bound["claimed"] == 4
