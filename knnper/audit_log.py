@@ -30,6 +30,7 @@ from knnper.files import (
     parse_json,
     sync_to_disc,
 )
+from knnper.reasons import Code, SafeReason
 
 AUDIT_LOG = "audit.jsonl"  # in the state folder of a site, or of a server
 NO_HASH = 64 * "0"  # `previous` of the first entry
@@ -42,6 +43,8 @@ Recorder = Callable[..., None]
 
 class AuditLogError(RunError):
     """An audit log was changed or damaged, or does not reach to an expected head."""
+
+    reasons = (SafeReason(Code.UNUSABLE_STATE),)
 
 
 def record_nothing(event: str, **details: object) -> None:

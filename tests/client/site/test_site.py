@@ -17,6 +17,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
+from knnper.audit_log import AuditLog, AuditLogError
 from knnper.client import limits
 from knnper.client import site as host
 from knnper.client.client_app import _record, _reply
@@ -206,6 +207,23 @@ def test_a_site_reads_no_file_and_leaves_none(
     reply = _reply(message, PAYLOAD, IN_MESSAGE)
     assert list(tmp_path.iterdir()) == before
     assert "file" not in reply.content.config_records["reply.entry"]
+
+
+def test_no_answer_leaves_without_an_entry_in_the_audit_log(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    node, context = SiteNode(), context_of(file)
+    node.open(context, job())
+    node.answered(message, context)
+    log = AuditLog.of(file.parent / f"state-{CLIENT}")
+    log.path.write_text(log.path.read_text().replace("train", "query"))
+    with pytest.raises(AuditLogError, match="move it elsewhere") as damage:
+        node.answered(message, context)
+    reply = node.failed(message, context, damage.value)
+    assert "(unusable_state)" in str(reply.error.reason)
 
 
 def asked(**changes: object) -> Experiment:
