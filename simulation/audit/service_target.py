@@ -2,9 +2,10 @@
 
 import io
 import json
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import httpx
 import numpy as np
@@ -13,7 +14,12 @@ from pydantic import ValidationError
 from torch import Tensor
 from typing_extensions import override
 
-from knnper.client.service.documents import InputPrediction, Predictions
+from knnper.client.service.documents import (
+    Document,
+    Info,
+    InputPrediction,
+    Predictions,
+)
 from knnper.client.settings import ClientSettings
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
@@ -23,6 +29,7 @@ from knnper.datastore.private_answers import PrivateAnswerSettings
 from knnper.datastore.store import open_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
+from knnper.settings import plain
 from knnper.simulation.audit.audit import OnStep, Target, sampled
 from knnper.simulation.audit.canaries import private_answers_game
 from knnper.simulation.audit.figures import AttackResult, membership_result
@@ -31,6 +38,7 @@ from knnper.simulation.audit.one_run import ONE_RUN, audit_in_one_run
 
 _MOST_QUERIES = 2000
 _TIMEOUT_S = 60.0
+D = TypeVar("D", bound=Document)
 
 
 @dataclass(frozen=True)
@@ -101,13 +109,15 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         folder has, or if the owner's data has no test examples.
     """
     tls = settings.service.tls
-    service = HttpService(url, token, True if tls is None else str(tls.certificate))
-    info = service.request("GET", "/info").json()
+    certificate = None if tls is None else tls.certificate
+    context = ssl.create_default_context(cafile=certificate)
+    service = HttpService(url, token, context)
+    info = service.info()
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     serving = site_state.served()
-    if serving is None or serving.model != info["model"] or not site_state.has_store():
+    if serving is None or serving.model != info.model or not site_state.has_store():
         raise RunError(
-            f"{url} serves the model {info['model'][:12]}, which is not served from "
+            f"{url} serves the model {info.model[:12]}, which is not served from "
             f"{settings.state}; expected the file of the client that serves there"
         )
     model = site_state.load(serving.model)
@@ -119,11 +129,11 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     stored, others = split_by_store(data, names)
 
     def ask(inputs: Tensor) -> list[InputPrediction]:
-        return service.predict(inputs.reshape(-1, *info["input_shape"]))
+        return service.predict(inputs.reshape(-1, *info.input_shape))
 
-    is_private, knn_weight = info.get("privacy") is not None, serving.knn_weight
-    if is_private:
-        knn_weight = info["privacy"]["knn_weight"]
+    knn_weight = serving.knn_weight
+    if info.privacy is not None:
+        knn_weight = info.privacy.knn_weight
     memory = Memory(
         ask,
         model.embed,
@@ -136,14 +146,14 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     )
     facts = {
         "address": url,
-        "client": info["client"],
-        "scopes": ", ".join(info["scopes"]),
+        "client": info.client,
+        "scopes": ", ".join(info.scopes),
         "model": serving.model,
         "stored": str(num_stored),
         "knn_weight": f"{knn_weight:g}",
-        "privacy": json.dumps(info.get("privacy")),
+        "privacy": json.dumps(plain(info.privacy)),
     }
-    privacy = settings.service.privacy if is_private else None
+    privacy = settings.service.privacy if info.privacy is not None else None
     return ServiceTarget(memory, stored, others, facts, privacy)
 
 
@@ -173,42 +183,50 @@ def split_by_store(
 
 @dataclass(frozen=True)
 class HttpService:
-    """Requests to a service with one token; ``verify`` is a certificate, or True."""
+    """Requests to a service with one token."""
 
     url: str
     token: str
-    verify: bool | str = True
+    context: ssl.SSLContext
+
+    def info(self) -> Info:
+        """Return the description of the service."""
+        return self._request(Info, "GET", "/info")
 
     def predict(self, inputs: Tensor) -> list[InputPrediction]:
         """Return the predictions of inputs in the shape that the service takes."""
         file = io.BytesIO()
         np.save(file, inputs.numpy())
-        response = self.request("POST", "/predict", file.getvalue())
-        try:
-            return Predictions.model_validate_json(response.content).predictions
-        except ValidationError as error:
-            raise RunError(
-                f"{self.url} answered in an unknown form ({error}); expected a service "
-                "of this version"
-            ) from error
+        answer = self._request(Predictions, "POST", "/predict", file.getvalue())
+        return answer.predictions
 
-    def request(self, verb: str, path: str, content: bytes = b"") -> httpx.Response:
-        """Send a request; raise RunError unless it succeeds."""
+    def _request(
+        self, kind: type[D], verb: str, path: str, content: bytes | None = None
+    ) -> D:
+        """Return the answer as a document; raise RunError if it is none."""
         headers = {"content-type": "application/x-npy"} if content else {}
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"
-        options: Any = {"timeout": _TIMEOUT_S, "verify": self.verify}
         address = self.url.rstrip("/") + path
         try:
             response = httpx.request(
-                verb, address, content=content, headers=headers, **options
+                verb,
+                address,
+                content=content,
+                headers=headers,
+                timeout=_TIMEOUT_S,
+                verify=self.context,
+                trust_env=False,
             )
+            if response.is_success:
+                return kind.model_validate_json(response.content)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise RunError(
-                f"no service answers at {self.url} ({error}); expected a running "
-                "`knnper site serve`"
-            ) from error
-        if response.is_error:
-            answer = f"{response.status_code}: {response.text[:500]}"
-            raise RunError(f"{address} answered {answer}")
-        return response
+            problem = f"does not answer ({error})"
+        except ValidationError:
+            problem = "answered in an unknown form"
+        else:
+            problem = f"answered {response.status_code}: {response.text[:500]}"
+        raise RunError(
+            f"{address} {problem}; expected a running `knnper site serve` of this "
+            "version, and a token that it knows"
+        )

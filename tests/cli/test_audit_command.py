@@ -145,6 +145,29 @@ def test_audit_with_a_token_makes_the_attacks_that_its_scopes_allow(
     assert results["waka"]["left_out"]
 
 
+def test_audit_explains_an_unknown_token(
+    url: str, client_file: Path, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token that the service does not know")
+    result = run_command("audit", url, "--data", client_file, "--token-file", token)
+    assert result.exit_code == 1
+    assert "answered 401" in result.stderr
+
+
+def test_audit_explains_a_service_of_another_client(
+    url: str, client_file: Path, tmp_path: Path
+) -> None:
+    other = write_client_file(tmp_path, more="state: empty")
+    (tmp_path / "token").write_text(
+        (read_client(client_file).state / "token").read_text()
+    )
+    options = ("--data", other, "--token-file", tmp_path / "token")
+    result = run_command("audit", url, *options)
+    assert result.exit_code == 1
+    assert "expected the file of the client that serves there" in result.stderr
+
+
 def test_audit_of_private_answers_bounds_their_epsilon(
     client_file: Path, tmp_path: Path
 ) -> None:
