@@ -75,13 +75,14 @@ def auc(result: AttackResult) -> tuple[float, float]:
 def test_overfitted_model_and_exact_memory_leak_membership(tmp_path: Path) -> None:
     memory = {"name": "knn", "num_neighbors": 3, "knn_weights": [0.5]}
     target = open_run(run_on_noise(tmp_path, personalization=memory), num_shadows=2)
-    attacks = ("lira", "probabilities", "neighbors", "waka")
-    lira, probabilities, neighbors, waka = results(target, *attacks)
+    attacks = ("lira", "labels", "probabilities", "neighbors", "waka")
+    lira, labels, probabilities, neighbors, waka = results(target, *attacks)
     assert auc(lira)[0] > 0.7
     assert lira.figures["tpr_at_fpr_1%"].value > 0.1
     assert lira.samples["others"] == 160
     assert neighbors.figures["auc"].value == 1
     assert neighbors.figures["tpr_at_fpr_0.1%"].value == 1
+    assert auc(labels)[0] > 0.7
     assert auc(probabilities)[0] > 0.8
     assert auc(waka)[0] > 0.8
 
