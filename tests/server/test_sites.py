@@ -221,6 +221,15 @@ class Messenger:
 
     def __init__(self) -> None:
         self.requested: list[tuple[str, ...]] = []
+        self.begun: list[Request] = []
+
+    def begin(self, step: Step, request: Request) -> None:
+        del step
+        self.begun.append(request)
+
+    def answered(self) -> list[Reply]:
+        begun, self.begun = self.begun, []
+        return [Reply(request.clients, "done") for request in begun]
 
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         for request in requests:
@@ -251,6 +260,46 @@ def test_each_client_has_a_request_of_its_own_and_offline_clients_fail() -> None
         (("x",), "it is not connected"),
         (("y",), "it is not connected"),
     ]
+
+
+def recording(site_federation: SiteFederation) -> list[dict[str, Any]]:
+    """Let a federation record; return the list of the details of its entries."""
+    details: list[dict[str, Any]] = []
+    site_federation.record = lambda event, **more: details.append(more)
+    return details
+
+
+def test_exchange_records_who_answered_also_if_it_ends_early() -> None:
+    site_federation, _ = federation(People({1: "a", 2: "b"}))
+    site_federation.gather()
+    entries = recording(site_federation)
+    step = Step(Purpose.VALIDATE, 7, [0])
+    list(site_federation.exchange(step, [Request(("a", "x", "b"), None)]))
+    replies = site_federation.exchange(step, [Request(("a", "b"), None)])
+    assert next(replies).client == "a"
+    del replies
+    failed = {"x": "it is not connected"}
+    assert [(entry["answered"], entry["failed"]) for entry in entries] == [
+        (["a", "b"], failed),
+        (["a"], {}),
+    ]
+    assert {(entry["purpose"], entry["round"]) for entry in entries} == {
+        (Purpose.VALIDATE, 7)
+    }
+
+
+def test_each_reply_that_was_not_waited_for_is_recorded_with_its_round() -> None:
+    site_federation, _ = federation(People({1: "a", 2: "b"}))
+    site_federation.gather()
+    entries = recording(site_federation)
+    for server_round, client in enumerate(("a", "x", "b"), 3):
+        step = Step(Purpose.TRAIN, server_round, ())
+        site_federation.begin(step, Request((client,), None))
+    assert len(site_federation.answered()) == 3
+    outcomes = {
+        entry["round"]: (entry["answered"], list(entry["failed"])) for entry in entries
+    }
+    assert outcomes == {3: (["a"], []), 4: ([], ["x"]), 5: (["b"], [])}
 
 
 def test_gather_returns_once_the_least_number_is_connected() -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from knnper.audit_log import AuditLog
+from knnper.client.service import audit
 from knnper.client.service.app import make_service
 from knnper.client.service.tokens import Tokens, add_token, revoke_token
 from knnper.datastore.examples import StoreBusyError
@@ -19,6 +20,7 @@ from tests.client.service.small_service import (
     some_inputs,
     wait_until_ready,
 )
+from tests.processes import wait_until
 
 NAME, LABEL = "Zacharias.png", "eel"
 
@@ -134,3 +136,32 @@ def test_damaged_log_stops_changes_and_not_predictions(
     assert len(served.store) == num_stored
     body = {"inputs": some_inputs(1).tolist()}
     assert client.post("/predict", json=body).status_code == 200
+
+
+def test_counts_are_written_while_the_service_runs(
+    tmp_path: Path, served: SmallServed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_EVERY_S", 0.02)
+    app = make_service(
+        "site-a", lambda: served, tokens=None, audit_log=AuditLog.of(tmp_path)
+    )
+    with running(app) as address, httpx.Client(base_url=address, timeout=30) as client:
+        wait_until_ready(client)
+        wait_until(lambda: entries(tmp_path), "the counts are written")
+    rows = [row for entry in entries(tmp_path) for row in entry["requests"]]
+    assert {row["token"] for row in rows} == {"this machine"}
+
+
+def test_counts_that_cannot_be_written_are_kept(tmp_path: Path) -> None:
+    log = AuditLog.of(tmp_path)
+    log.path.write_text("altered\n")
+    counts = audit.ServiceAudit(log)
+    counts.count({}, "GET /info", 401)
+    counts.write_counts()
+    log.path.unlink()
+    counts.count({}, "GET /info", 401)
+    counts.write_counts()
+    counts.write_counts()
+    (entry,) = entries(tmp_path)
+    row = {"token": "none", "request": "GET /info", "status": 401, "count": 2}
+    assert entry["requests"] == [row]
