@@ -6,6 +6,7 @@ one. The bytes are those of one client in a round: the numbers and the text of i
 messages, without Flower's envelope.
 """
 
+import argparse
 import statistics
 import tempfile
 from collections import Counter
@@ -127,11 +128,16 @@ def measure(num_clients: int, protocol: str, repetitions: int) -> Measurement:
     )
 
 
-def main() -> None:
-    """Print a line for each protocol and number of clients."""
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=3)
     parser.add_argument("--clients", type=int, nargs="+", default=[5, 20])
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Print a line for each protocol and number of clients."""
+    options = parser().parse_args()
     for num_clients in options.clients:
         for protocol in ("secagg_plus", "pairwise"):
             say(f"{protocol}, {num_clients} clients")
