@@ -225,13 +225,14 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
             if reason and chosen != expected:
                 message = f"found {chosen} with {kind.title}, expected {expected}: "
                 yield Problem(f"training.{name}.name", message + reason)
-    if training.example_privacy is not None and not kinds[0].sends_gradients_only:
-        message = (
-            f"found it with {kinds[0].title}, expected a method whose updates come "
-            "from one training by gradients, such as fedavg, fedprox or fedper: what "
-            "else its clients send is not private"
-        )
-        yield Problem("training.example_privacy", message)
+    for kind in kinds:
+        if training.example_privacy is not None and not kind.sends_gradients_only:
+            message = (
+                f"found it with {kind.title}, expected a method whose updates come "
+                "from one training by gradients, such as fedavg, fedprox or fedper: "
+                "what else its clients send is not private"
+            )
+            yield Problem("training.example_privacy", message)
     if training.example_privacy is not None and experiment.privacy is not None:
         message = (
             "found it with the section privacy, expected one of the two: privacy of a "

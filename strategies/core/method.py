@@ -354,6 +354,8 @@ class Personalizer(Method):
         Whether clients train in `personalize`, so that each needs a task of its own.
     """
 
+    # Its `client_update` is that of the method below.
+    sends_gradients_only = True
     needs_one_model: ClassVar[bool] = False
     needs_proxy: ClassVar[bool] = False
     trains: ClassVar[bool] = False

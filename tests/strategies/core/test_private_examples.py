@@ -19,12 +19,14 @@ from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.assembly import assemble
+from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.private_examples import (
     epsilon_of_examples,
     poisson_batches,
 )
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
+from knnper.strategies.knn_per import KnnMemory
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
     FOUR_PIXELS,
@@ -239,6 +241,18 @@ def test_other_methods_are_refused() -> None:
     )
     balanced = section | {"class_weights": "balanced"}
     refused(document(training=balanced), "training.class_weights", "label counts")
+
+
+def test_own_client_half_is_not_private_unless_stated() -> None:
+    class Sends(Personalizer):
+        def client_update(self, *arguments: Any) -> Any:
+            return super().client_update(*arguments)
+
+    class Stated(Sends):
+        sends_gradients_only = True
+
+    kinds: list[type[Method]] = [KnnMemory, Sends, Stated]
+    assert [kind.sends_gradients_only for kind in kinds] == [True, False, True]
 
 
 def test_batch_norm_is_refused_with_the_reason_of_opacus() -> None:
