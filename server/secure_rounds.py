@@ -143,8 +143,7 @@ class SecureRounds:
         )
         fail = current.tally.fail
         # Stages 0 and 1: keys and shares.
-        request = execution.keys_request()
-        to_all = dict.fromkeys(current.requests, request)
+        to_all = dict.fromkeys(current.requests, KeysRequest(execution.execution))
         self._ask(current.step, to_all, PublicKeys, execution.add_keys, fail)
         plans = execution.plans()
         self._ask(current.step, plans, SealedShares, execution.add_shares, fail)

@@ -52,14 +52,6 @@ Stage = Literal["keys", "shares", "masked"]
 
 
 @dataclass(frozen=True)
-class HeldShares:
-    """Shares of another client's two secrets."""
-
-    self_mask: str
-    masking: str
-
-
-@dataclass(frozen=True)
 class ClientSecrets:
     """What a client keeps between the stages of one execution; it never leaves.
 
@@ -76,7 +68,8 @@ class ClientSecrets:
     plan
         The round, once it is known.
     held
-        By number of the owner, the shares that it holds of others and of itself.
+        By number of the owner, the shares that it holds of others and of itself: that
+        of the self-mask secret, then that of the masking secret.
     """
 
     execution: str
@@ -87,7 +80,7 @@ class ClientSecrets:
     stage: Stage = "keys"
     last_round: int = 0
     plan: RoundPlan | None = None
-    held: dict[str, HeldShares] | None = None
+    held: dict[str, str] | None = None
 
 
 def make_keys(request: KeysRequest, settings: str) -> tuple[ClientSecrets, PublicKeys]:
@@ -115,17 +108,22 @@ def share_secrets(
             f"found a threshold of {plan.threshold} of {len(plan.peers)} clients, "
             "expected more than half of them"
         )
-    shares = _shares(secrets, plan)
-    own = shares.pop(plan.own)
+    holders = sorted(plan.peers, key=int)
+    of_mask, of_key = (
+        split_secret(bytes.fromhex(secret), plan.threshold, holders)
+        for secret in (secrets.self_mask, secrets.masking)
+    )
     by_receiver = {
         number: seal(
-            _encryption_key(secrets, plan, number),
-            bytes.fromhex(held.self_mask + held.masking),
+            _key_for_shares(secrets, plan, number),
+            of_mask[number] + of_key[number],
             _direction(plan.own, number),
         ).hex()
-        for number, held in shares.items()
+        for number in holders
+        if number != plan.own
     }
-    known = replace(secrets, stage="shares", plan=plan, held={plan.own: own})
+    held = {plan.own: (of_mask[plan.own] + of_key[plan.own]).hex()}
+    known = replace(secrets, stage="shares", plan=plan, held=held)
     return known, SealedShares(by_receiver)
 
 
@@ -202,9 +200,10 @@ def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
         raise SecureAggregationError(
             f"found {len(survivors)} survivors, expected {plan.threshold} or more"
         )
+    length = 2 * SECRET_BYTES  # of a share in hexadecimal
     return RevealedShares(
-        {number: held[number].self_mask for number in sorted(survivors)},
-        {number: held[number].masking for number in sorted(dropped)},
+        {number: held[number][:length] for number in sorted(survivors)},
+        {number: held[number][length:] for number in sorted(dropped)},
     )
 
 
@@ -265,33 +264,18 @@ def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
         )
 
 
-def _known(secrets: ClientSecrets) -> tuple[RoundPlan, dict[str, HeldShares]]:
+def _known(secrets: ClientSecrets) -> tuple[RoundPlan, dict[str, str]]:
     if secrets.plan is None or secrets.held is None:
         raise SecureAggregationError("expected a round that has begun")
     return secrets.plan, secrets.held
 
 
-def _shares(secrets: ClientSecrets, plan: RoundPlan) -> dict[str, HeldShares]:
-    """Split this client's secrets; the holders in the order of their numbers."""
-    holders = sorted(plan.peers, key=int)
-    own_mask, masking = (
-        split_secret(bytes.fromhex(secret), plan.threshold, holders)
-        for secret in (secrets.self_mask, secrets.masking)
-    )
-    return {
-        number: HeldShares(own_mask[number].hex(), masking[number].hex())
-        for number in holders
-    }
-
-
-def _opened(
-    secrets: ClientSecrets, plan: RoundPlan, sender: str, sealed: str
-) -> HeldShares:
-    key = _encryption_key(secrets, plan, sender)
+def _opened(secrets: ClientSecrets, plan: RoundPlan, sender: str, sealed: str) -> str:
+    key = _key_for_shares(secrets, plan, sender)
     shares = open_sealed(key, from_hex(sealed), _direction(sender, plan.own))
     if len(shares) != 2 * SECRET_BYTES:
         raise SecureAggregationError(f"found shares of {len(shares)} bytes")
-    return HeldShares(shares[:SECRET_BYTES].hex(), shares[SECRET_BYTES:].hex())
+    return shares.hex()
 
 
 def _add_pair_masks(
@@ -308,7 +292,7 @@ def _add_pair_masks(
             np.subtract(masked, stream, out=masked)
 
 
-def _encryption_key(secrets: ClientSecrets, plan: RoundPlan, number: str) -> bytes:
+def _key_for_shares(secrets: ClientSecrets, plan: RoundPlan, number: str) -> bytes:
     other = from_hex(plan.peers[number].encryption)
     purpose = b"shares, " + pair_purpose(secrets.settings, plan, number)
     return pair_key(bytes.fromhex(secrets.encryption), other, purpose)

@@ -9,7 +9,6 @@ import numpy as np
 from knnper.secure.client import pair_purpose
 from knnper.secure.messages import (
     FEWEST_CLIENTS,
-    KeysRequest,
     MaskRequest,
     Peer,
     PublicKeys,
@@ -118,12 +117,8 @@ class SecureSum:
         self._total: Words | None = None
         self._revealed: dict[str, RevealedShares] = {}
 
-    def keys_request(self) -> KeysRequest:
-        """Stage 0: the request for new keys, the same for all clients."""
-        return KeysRequest(self.execution)
-
     def add_keys(self, client: str, keys: PublicKeys) -> None:
-        """Note a client's reply of stage 0."""
+        """Stage 0: note a client's reply to `KeysRequest`."""
         self._keys[self._numbers[client]] = keys
 
     def plans(self) -> dict[str, RoundPlan]:

@@ -8,7 +8,12 @@ from numpy.typing import NDArray
 
 from knnper.secure import client
 from knnper.secure.client import ClientSecrets
-from knnper.secure.messages import MaskRequest, RevealedShares, UnmaskRequest
+from knnper.secure.messages import (
+    KeysRequest,
+    MaskRequest,
+    RevealedShares,
+    UnmaskRequest,
+)
 from knnper.secure.quantization import Quantizer, Words
 from knnper.secure.server import Graph, SecureSum
 
@@ -41,7 +46,7 @@ class Execution:
         return name not in self.dropped.get(stage, ())
 
     def exchange_keys(self) -> None:
-        request = self.server.keys_request()
+        request = KeysRequest(self.server.execution)
         for name in self.weights:
             if self._replies("keys", name):
                 self.secrets[name], keys = client.make_keys(request, SETTINGS)
