@@ -119,5 +119,25 @@ def test_private_training_that_forgets_its_noise_is_found_out(
     assert bound.claimed < 2 < bound.lower
 
 
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"clip_norm": 0.5, "noise_multiplier": 1.0},
+        {"clip_norm": 0.5, "noise_multiplier": 1.2, "correlated": True},
+    ],
+    ids=["poisson", "correlated"],
+)
+def test_canaries_take_part_as_rarely_as_the_claim_assumes(
+    privacy: dict[str, Any],
+) -> None:
+    training = {"num_rounds": 10, "participation": 0.1}
+    game = private_game(num_rounds=10, training=training, privacy=privacy)
+    assert game is not None
+    bound = audit_in_one_run(game, RandomKey(0)).epsilon
+    # Canaries in every round would be told apart with a bound above the claim.
+    assert bound is not None
+    assert not bound.is_violated
+
+
 def test_run_without_noise_claims_nothing() -> None:
     assert private_game(privacy=None) is None

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.audit import run_target
 from knnper.simulation.audit.audit import audit_target, read_audit, write_audit
 from knnper.simulation.audit.figures import AttackResult
+from knnper.simulation.audit.membership import lira_scores
 from knnper.simulation.audit.reconstruction import (
     analytic_inputs,
     matched_inputs,
@@ -97,16 +100,31 @@ def test_model_that_never_saw_the_data_is_attacked_by_chance(tmp_path: Path) -> 
     assert neighbors.left_out == "the clients of the run have no memory"
 
 
-def test_shadow_models_lack_each_example_equally_often(tmp_path: Path) -> None:
+def test_each_example_is_missing_in_half_of_the_shadow_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = {"num_rounds": 1, "learning_rate": 1e-9, "batch_size": 8}
-    target = open_run(run_on_noise(tmp_path, training=training), num_shadows=2)
+    target = open_run(run_on_noise(tmp_path, training=training), num_shadows=4)
+    num_trained, is_out = list[int](), list[NDArray[np.bool_]]()
+    train, score = RunTarget._train, lira_scores
+
+    def counting_train(self: RunTarget, splits: Any, *arguments: Any) -> Any:
+        num_trained.append(sum(map(len, splits.values())))
+        return train(self, splits, *arguments)
+
+    def keeping_scores(logits: Any, shadows: Any, missing: Any) -> Any:
+        is_out.append(missing)
+        return score(logits, shadows, missing)
+
+    monkeypatch.setattr(RunTarget, "_train", counting_train)
+    monkeypatch.setattr(run_target, "lira_scores", keeping_scores)
     steps = list[int]()
     (lira,) = audit_target(target, ["lira"], 0, steps.append).results
-    assert len(steps) == target.num_steps(["lira"]) == 2
-    assert lira.samples == {
-        "members": sum(target.bench.roster.trainable().values()),
-        "others": 160,
-    }
+    assert len(steps) == target.num_steps(["lira"]) == 4
+    members = sum(target.bench.roster.trainable().values())
+    assert lira.samples == {"members": members, "others": 160}
+    assert (is_out[0].sum(axis=0) == 2).all()
+    assert num_trained == (~is_out[0]).sum(axis=1).tolist()
 
 
 def linear_target(folder: Path) -> RunTarget:
