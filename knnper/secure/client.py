@@ -169,10 +169,6 @@ def mask_pairwise(
             f"found attempt {attempt[:20]!r}, expected one after {secrets.last_round}"
         )
     _require_plan(secrets, plan)
-    if len(plan.peers) != plan.num_clients:
-        raise SecureAggregationError(
-            f"found the keys of {len(plan.peers)} clients, expected {plan.num_clients}"
-        )
     masked = values.copy()
     _add_pair_masks(masked, secrets, plan, plan.peers.keys() - {plan.own})
     return replace(secrets, last_round=int(attempt)), masked
@@ -225,7 +221,7 @@ def clients_of_sum(secrets: ClientSecrets, request: UnmaskRequest) -> tuple[int,
     each other client looks at its own.
     """
     plan, _ = _known(secrets)
-    clients = [plan.own, plan.num_clients, sorted(request.survivors)]
+    clients = [plan.own, plan.clients, sorted(request.survivors)]
     return plan.server_round, hashlib.sha256(json.dumps(clients).encode()).hexdigest()
 
 
@@ -309,7 +305,7 @@ def pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
         settings,
         plan.execution,
         plan.server_round,
-        plan.num_clients,
+        plan.clients,
         plan.largest_weight,
         plan.threshold,
         *(described(number) for number in sorted((plan.own, number), key=int)),

@@ -54,8 +54,9 @@ class RoundPlan:
     ----------
     own
         Number of the client that gets this plan.
-    num_clients
-        Number of the clients that the round began with.
+    clients
+        Digest of the names of the clients that the round began with. Numbers alone do
+        not show that a repeated round has other clients.
     largest_weight
         The largest weight of these clients: a client's update is multiplied by its own
         weight over this one.
@@ -69,7 +70,7 @@ class RoundPlan:
     execution: str
     server_round: int
     own: str
-    num_clients: int
+    clients: str
     largest_weight: int
     threshold: int
     peers: dict[str, Peer]

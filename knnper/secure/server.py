@@ -1,7 +1,9 @@
 """The server's half of SecAgg+: one execution, from the keys to the sum."""
 
+import hashlib
+import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -229,7 +231,7 @@ class SecureSum:
             execution=self.execution,
             server_round=self._server_round,
             own=number,
-            num_clients=len(self.weights),
+            clients=_digest(self.weights),
             largest_weight=max(self.weights.values()),
             threshold=self._threshold(number),
             peers={
@@ -309,13 +311,17 @@ def pairwise_plans(
             execution=execution,
             server_round=server_round,
             own=number,
-            num_clients=len(peers),
+            clients=_digest(keys),
             largest_weight=max(weights.values()),
             threshold=0,
             peers=peers,
         )
         for name, number in numbers.items()
     }
+
+
+def _digest(names: Iterable[str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
 
 
 def _require_enough(count: int, least: int, action: str, of_whom: str = "") -> None:

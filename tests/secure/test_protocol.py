@@ -337,11 +337,13 @@ def test_pairwise_masks_cancel_in_each_round_of_one_key_agreement() -> None:
     assert len(set(seen)) == len(seen) == 11
 
 
-def test_pairwise_client_refuses_a_plan_without_some_keys() -> None:
-    secrets, keys = client.make_keys(KeysRequest("keys"), SETTINGS)
-    others = [client.make_keys(KeysRequest("keys"), SETTINGS)[1] for _ in range(3)]
-    known = dict(zip("abcd", [keys, *others], strict=True))
-    plan = pairwise_plans(known, dict.fromkeys("abcd", 1), 1, "keys:1")["a"]
-    wrong = dataclasses.replace(plan, num_clients=5)
-    with pytest.raises(SecureAggregationError, match="expected 5"):
-        client.mask_pairwise(secrets, wrong, np.zeros(3, np.uint32))
+def test_another_set_of_as_many_clients_is_noticed() -> None:
+    def sum_of(*names: str) -> tuple[int, str]:
+        updates = {name: updates_of(5)["000"] for name in names}
+        execution = Execution(updates, weights_of(updates))
+        execution.total()
+        secrets, request = execution.secrets["000"], execution.unmask_requests["000"]
+        return client.clients_of_sum(secrets, request)
+
+    assert sum_of("000", "001", "002") == sum_of("000", "001", "002")
+    assert sum_of("000", "001", "002") != sum_of("000", "001", "003")
