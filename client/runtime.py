@@ -179,12 +179,15 @@ class ClientRuntime:
         if not isinstance(state, NoState):
             state_round = request.counted_round or server_round
             self.states.save(client, state_round, state, request.keep_rounds)
-        if isinstance(update, SummedUpdate):
-            update = self._masked(request, update)
-        return update
+        return self._released(request, update)
 
-    def _masked(self, request: TrainingRequest, update: SummedUpdate) -> SummedUpdate:
-        """Mask an update; without a request for that it does not leave the client."""
+    def _released(self, request: TrainingRequest, update: Any) -> Any:
+        """Mask an update for a secure sum; others leave as they are.
+
+        Without a request for masking the update of a secure sum does not leave.
+        """
+        if not isinstance(update, SummedUpdate):
+            return update
         client, server_round = request.client, request.server_round
         if request.masking is None or self.secure_sums is None:
             raise SecureAggregationError("found no request to mask the update")

@@ -93,9 +93,14 @@ class SiteRuntime(ClientRuntime):
         self.trained.clear()
         with self._within_deadline(f"training in round {request.server_round}"):
             update = super().train(request)
-        self.limits.require_enough(self.trained)
-        self.limits.spend_privacy(request.server_round)
         return self.metrics_policy.filter_update(update)
+
+    @override
+    def _released(self, request: TrainingRequest, update: Any) -> Any:
+        self.limits.require_enough(self.trained)
+        # Before masking, which can fail: that it does depends on the update.
+        self.limits.spend_privacy(request.server_round)
+        return super()._released(request, update)
 
     @override
     def validate(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from knnper.client.privacy_ledger import PrivacyLedger
+from knnper.errors import RunError
 from knnper.privacy import Release, epsilon_of
 from knnper.seeding import RandomKey
 from knnper.server.selection import draw
@@ -85,3 +86,17 @@ def test_noise_and_weight_of_a_site_are_part_of_a_secure_sum(
     run = lead(three(files), settings, tmp_path / "run")
     assert [record["num_failed"] for record in run.rounds()] == [0, 0]
     assert [rounds_in_ledger(files, name) for name in SEEN] == 3 * [[1, 2]]
+
+
+def test_update_that_does_not_fit_a_secure_sum_is_charged(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    for name in SEEN:
+        limit(files[name], 2)
+    settings = experiment(
+        **{"training.secure_aggregation": "{name: secagg_plus, clip_range: 1.0e-6}"}
+    )
+    with pytest.raises(RunError, match="3 of 3 clients failed"):
+        lead(three(files), settings, tmp_path / "run")
+    # That it does not fit depends on the site's data.
+    assert all(rounds_in_ledger(files, name) for name in SEEN)

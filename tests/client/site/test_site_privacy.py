@@ -204,10 +204,9 @@ def test_budget_that_another_process_spent_meanwhile_stops_the_update(
     train = SiteRuntime.__bases__[0].train  # type: ignore[attr-defined]
 
     def slowly(runtime: SiteRuntime, request: TrainingRequest) -> Any:
-        update = train(runtime, request)
         assert runtime.limits.privacy_budget is not None
         assert runtime.limits.privacy_budget.spend(1) == []
-        return update
+        return train(runtime, request)
 
     monkeypatch.setattr(SiteRuntime.__bases__[0], "train", slowly)
     not_trained(server, asked(**SMALL), "limits.privacy")
