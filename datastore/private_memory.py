@@ -131,15 +131,8 @@ class PrivateMemory:
         return float(self.settings.can_vote(spent).mean()) if len(spent) else 0.0
 
     def _unit_vectors(self, contents: Contents) -> NDArray[np.float32]:
-        """Return the normalised embeddings (N, p); read those that are new."""
-        ids = contents.ids
-        if self._ids is not ids:
-            dim = self._store.embedding_dim
-            unit = np.empty((len(ids), dim), np.float32)
-            is_known = np.isin(ids, self._ids, assume_unique=True)
-            is_left = np.isin(self._ids, ids, assume_unique=True)
-            unit[is_known] = self._unit.reshape(-1, dim)[is_left]
-            new = self._store.vectors(ids[~is_known])
-            unit[~is_known] = normalised(new.numpy())
-            self._ids, self._unit = ids, unit
+        """Return the normalised embeddings (N, p)."""
+        if self._ids is not contents.ids:
+            self._unit = normalised(self._store.vectors(contents.ids).numpy())
+            self._ids = contents.ids
         return self._unit

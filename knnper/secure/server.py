@@ -222,10 +222,6 @@ class SecureSum:
                 operation(total, stream, out=total)
         return total
 
-    def survivors(self) -> list[str]:
-        """Return the clients whose updates are in the sum, sorted."""
-        return sorted(self._names[number] for number in self._survivors)
-
     def _plan(self, number: str) -> RoundPlan:
         return RoundPlan(
             execution=self.execution,

@@ -54,8 +54,7 @@ def test_masked_update_stays_uniform_without_the_masks_that_the_server_learns() 
     # It learns every survivor's self-mask secret, and the masking secret of the dropped
     # client: what is left of a survivor's mask are those with the other survivors.
     execution = _executed(dropped="004")
-    server = execution.server
-    for name in server.survivors():
+    for name in sorted(execution.unmask_requests):
         number = str(int(name) + 1)
         shares = {
             int(holder) + 1: bytes.fromhex(revealed.self_masks[number])
@@ -65,14 +64,14 @@ def test_masked_update_stays_uniform_without_the_masks_that_the_server_learns() 
         secret = combine_shares(needed)
         assert secret.hex() == execution.secrets[name].self_mask
         rest = execution.masked[name] - self_mask(secret, SIZE)
-        for stream, is_left_over in server._pair_masks("5", SIZE):
+        for stream, is_left_over in execution.server._pair_masks("5", SIZE):
             candidate = rest - stream if is_left_over else rest + stream
             _require_uniform(candidate)
 
 
 def test_server_gets_fewer_shares_of_a_survivors_pair_masks_than_it_needs() -> None:
     execution = _executed(dropped="004")
-    for name in execution.server.survivors():
+    for name in sorted(execution.unmask_requests):
         number = str(int(name) + 1)
         assert not any(
             number in revealed.masking_keys for revealed in execution.revealed.values()
