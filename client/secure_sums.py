@@ -39,7 +39,7 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a client keeps on disk.
+    """The file of a client.
 
     Attributes
     ----------
@@ -155,12 +155,12 @@ class SecureSums:
         """
         most = self.settings.clip_range
         num_clipped = int((values.abs() > most).sum())
-        found = f"{num_clipped} of {len(values)} numbers of an update beyond {most:g}"
+        excess = f"{num_clipped} of {len(values)} numbers of an update beyond {most:g}"
         advice = "a larger training.secure_aggregation.clip_range"
         if num_clipped > _MOST_CLIPPED * len(values):
-            raise SecureAggregationError(f"found {found}, expected none: set {advice}")
+            raise SecureAggregationError(f"found {excess}, expected none: set {advice}")
         if num_clipped:
-            log.warning("%s are clipped; consider %s", found, advice)
+            log.warning("%s are clipped; consider %s", excess, advice)
 
     def _secrets(self, kept: _Kept) -> protocol.ClientSecrets:
         if kept.secrets is None:

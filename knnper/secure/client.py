@@ -10,8 +10,8 @@ A client refuses what a correct server never asks for:
 - a request of another execution, or a stage for the second time.
 
 What clients must know alike (round, weights, keys, settings) is part of the text from
-which the keys of pairs are derived. If the server tells two neighbours different
-things, their masks do not cancel, and the sum stays random.
+which the keys of pairs are derived. If two neighbours receive different
+values, their masks do not cancel, and the sum stays random.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ Stage = Literal["keys", "shares", "masked"]
 
 @dataclass(frozen=True)
 class ClientSecrets:
-    """What a client keeps between the stages of one execution; it never leaves.
+    """A client's state between the stages of one execution; it never leaves.
 
     Attributes
     ----------
@@ -63,8 +63,8 @@ class ClientSecrets:
         Its secrets.
     settings
         The experiment's settings, which all clients must have alike, as text.
-    last_round
-        The last round of a ``pairwise`` execution that the client has masked.
+    last_attempt
+        The last attempt of a ``pairwise`` execution that the client has masked.
     plan
         The round, once it is known.
     held
@@ -78,7 +78,7 @@ class ClientSecrets:
     masking: str
     self_mask: str
     stage: Stage = "keys"
-    last_round: int = 0
+    last_attempt: int = 0
     plan: RoundPlan | None = None
     held: dict[str, str] | None = None
 
@@ -164,14 +164,14 @@ def mask_pairwise(
     """
     execution, _, attempt = plan.execution.rpartition(":")
     _require_stage(secrets, execution, "keys")
-    if not attempt.isdecimal() or int(attempt) <= secrets.last_round:
+    if not attempt.isdecimal() or int(attempt) <= secrets.last_attempt:
         raise SecureAggregationError(
-            f"found attempt {attempt[:20]!r}, expected one after {secrets.last_round}"
+            f"found attempt {attempt[:20]!r}, expected one after {secrets.last_attempt}"
         )
     _require_plan(secrets, plan)
     masked = values.copy()
     _add_pair_masks(masked, secrets, plan, plan.peers.keys() - {plan.own})
-    return replace(secrets, last_round=int(attempt)), masked
+    return replace(secrets, last_attempt=int(attempt)), masked
 
 
 def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
@@ -204,7 +204,7 @@ def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
 
 
 def relative_weight(plan: RoundPlan, num_examples: int) -> float:
-    """Return the factor on the update of a client with so many training examples."""
+    """Return the factor on the update of a client with ``num_examples``."""
     weight = plan.peers[plan.own].weight if plan.own in plan.peers else 0
     if not 1 <= weight <= min(num_examples, plan.largest_weight):
         raise SecureAggregationError(
@@ -295,7 +295,7 @@ def _key_for_shares(secrets: ClientSecrets, plan: RoundPlan, number: str) -> byt
 
 
 def pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
-    """Return what two clients must know alike for a key in common, as a digest."""
+    """Return a digest of the values on which two clients must agree for a key."""
 
     def described(number: str) -> list[str | int]:
         peer: Peer = plan.peers[number]

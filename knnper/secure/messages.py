@@ -48,7 +48,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a client must know of a round, and its neighbours must know alike.
+    """A round as a client and its neighbours must know it.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ MEMORY_ATTACKS: Mapping[str, str] = {
     "neighbors": "the distances of the neighbours",
     "waka": "the probabilities of an answer, λ, k, the kernel, and similar examples",
 }
-"""What the attacker of a memory gets, by attack."""
+"""The access of an attacker to a memory, by attack."""
 _AT_ONCE = 64  # inputs of a query
 _NUM_SUBSETS = 32  # random memories that the attack WaKA compares with
 _SMALLEST = 1e-12  # of a probability or a sum of weights

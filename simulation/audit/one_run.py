@@ -90,7 +90,7 @@ def epsilon_lower_bound(
     delta: float,
     error: float = 1 - CONFIDENCE,
 ) -> float:
-    """Return the ε below which so many right guesses have a probability of ``error``.
+    """Return the ε below which ``num_right`` guesses have a probability of ``error``.
 
     0 if the guesses are no evidence, at most `LARGEST_EPSILON`.
     """
