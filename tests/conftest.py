@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.processes import Commands
@@ -18,6 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Before numpy, torch and FAISS are imported: tests run side by side, and what is shared
 # among threads waits for those of other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# How long an example takes depends on the machine; `deadline` bounds a whole test.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 # Looking for garbage while all is imported takes a quarter of the time.
