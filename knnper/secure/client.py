@@ -9,9 +9,9 @@ A client refuses what a correct server never asks for:
   played off against each other;
 - a request of another execution, or a stage for the second time.
 
-What clients must know alike (round, weights, keys, settings) is part of the text from
-which the keys of pairs are derived. If two neighbours receive different
-values, their masks do not cancel, and the sum stays random.
+What clients must know alike (round, largest weight, keys, settings) is part of the text
+from which the keys of pairs are derived. If two neighbours receive different values,
+their masks do not cancel, and the sum stays random.
 """
 
 import hashlib
@@ -26,7 +26,6 @@ from knnper.secure.messages import (
     FEWEST_CLIENTS,
     KeysRequest,
     MaskRequest,
-    Peer,
     PublicKeys,
     RevealedShares,
     RoundPlan,
@@ -82,19 +81,23 @@ class ClientSecrets:
     plan: RoundPlan | None = None
     held: dict[str, str] | None = None
 
+    @property
+    def public_keys(self) -> PublicKeys:
+        """The public keys of ``encryption`` and ``masking``."""
+        secrets = (self.encryption, self.masking)
+        return PublicKeys(*(public_key(bytes.fromhex(key)).hex() for key in secrets))
+
 
 def make_keys(request: KeysRequest, settings: str) -> tuple[ClientSecrets, PublicKeys]:
     """Stage 0: make new secrets; return them and their public keys."""
-    encryption, masking, own_mask = new_secret(), new_secret(), new_secret()
-    keys = PublicKeys(public_key(encryption).hex(), public_key(masking).hex())
     secrets = ClientSecrets(
         execution=request.execution,
         settings=settings,
-        encryption=encryption.hex(),
-        masking=masking.hex(),
-        self_mask=own_mask.hex(),
+        encryption=new_secret().hex(),
+        masking=new_secret().hex(),
+        self_mask=new_secret().hex(),
     )
-    return secrets, keys
+    return secrets, secrets.public_keys
 
 
 def share_secrets(
@@ -205,12 +208,12 @@ def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
 
 def relative_weight(plan: RoundPlan, num_examples: int) -> float:
     """Return the factor on the update of a client with ``num_examples``."""
-    weight = plan.peers[plan.own].weight if plan.own in plan.peers else 0
-    if not 1 <= weight <= min(num_examples, plan.largest_weight):
+    if not 1 <= plan.weight <= min(num_examples, plan.largest_weight):
         raise SecureAggregationError(
-            f"found a weight of {weight} for a client of {num_examples} examples"
+            f"found a weight of {plan.weight}, at most {plan.largest_weight}, for a "
+            f"client of {num_examples} examples"
         )
-    return weight / plan.largest_weight
+    return plan.weight / plan.largest_weight
 
 
 def clients_of_sum(secrets: ClientSecrets, request: UnmaskRequest) -> tuple[int, str]:
@@ -235,14 +238,9 @@ def _require_stage(secrets: ClientSecrets, execution: str, stage: Stage) -> None
 
 def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
     """Reject a plan that a correct server would not make."""
-    own = plan.peers.get(plan.own)
     if not all(number.isdecimal() for number in plan.peers):
         raise SecureAggregationError("found clients without a number")
-    keys = [
-        public_key(bytes.fromhex(secret)).hex()
-        for secret in (secrets.encryption, secrets.masking)
-    ]
-    if own is None or [own.encryption, own.masking] != keys:
+    if plan.peers.get(plan.own) != secrets.public_keys:
         raise SecureAggregationError("expected this client's own keys, found others")
     of_peers = plan.peers.values()
     all_keys = [peer.encryption for peer in of_peers] + [
@@ -253,10 +251,6 @@ def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
     if len(plan.peers) < FEWEST_CLIENTS:
         raise SecureAggregationError(
             f"found {len(plan.peers)} clients, expected {FEWEST_CLIENTS} or more"
-        )
-    if not all(1 <= peer.weight <= plan.largest_weight for peer in of_peers):
-        raise SecureAggregationError(
-            f"found a weight outside 1 to {plan.largest_weight}"
         )
 
 
@@ -297,9 +291,8 @@ def _key_for_shares(secrets: ClientSecrets, plan: RoundPlan, number: str) -> byt
 def pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
     """Return a digest of the values on which two clients must agree for a key."""
 
-    def described(number: str) -> list[str | int]:
-        peer: Peer = plan.peers[number]
-        return [number, peer.encryption, peer.masking, peer.weight]
+    def described(number: str) -> list[str]:
+        return [number, plan.peers[number].encryption, plan.peers[number].masking]
 
     known = [
         settings,

@@ -38,15 +38,6 @@ class PublicKeys:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A client of the round: its keys, and its training examples in the mean."""
-
-    encryption: str
-    masking: str
-    weight: int
-
-
-@dataclass(frozen=True)
 class RoundPlan:
     """A round as a client and its neighbours must know it.
 
@@ -54,26 +45,29 @@ class RoundPlan:
     ----------
     own
         Number of the client that gets this plan.
+    weight
+        Training examples of this client in the mean. Others need not know it.
     clients
         Digest of the names of the clients that the round began with. Numbers alone do
         not show that a repeated round has other clients.
     largest_weight
-        The largest weight of these clients: a client's update is multiplied by its own
+        The largest weight of these clients: a client's update is multiplied by its
         weight over this one.
     threshold
         t, the shares that recover a secret, and the fewest clients among ``peers`` that
         the sum must contain. 0 if no secret is shared: all must reply.
     peers
-        By number, the client itself and its neighbours.
+        By number, the keys of the client itself and of its neighbours.
     """
 
     execution: str
     server_round: int
     own: str
+    weight: int
     clients: str
     largest_weight: int
     threshold: int
-    peers: dict[str, Peer]
+    peers: dict[str, PublicKeys]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from knnper.secure.client import pair_purpose
 from knnper.secure.messages import (
     FEWEST_CLIENTS,
     MaskRequest,
-    Peer,
     PublicKeys,
     RevealedShares,
     RoundPlan,
@@ -227,17 +226,11 @@ class SecureSum:
             execution=self.execution,
             server_round=self._server_round,
             own=number,
+            weight=self.weights[self._names[number]],
             clients=_digest(self.weights),
             largest_weight=max(self.weights.values()),
             threshold=self._threshold(number),
-            peers={
-                peer: Peer(
-                    self._keys[peer].encryption,
-                    self._keys[peer].masking,
-                    self.weights[self._names[peer]],
-                )
-                for peer in self._groups[number]
-            },
+            peers={peer: self._keys[peer] for peer in self._groups[number]},
         )
 
     def _threshold(self, number: str) -> int:
@@ -298,15 +291,13 @@ def pairwise_plans(
     round began with. ``execution``: as `mask_pairwise` needs it.
     """
     numbers = {name: str(place) for place, name in enumerate(sorted(keys), 1)}
-    peers = {
-        numbers[name]: Peer(keys[name].encryption, keys[name].masking, weights[name])
-        for name in numbers
-    }
+    peers = {numbers[name]: keys[name] for name in numbers}
     return {
         name: RoundPlan(
             execution=execution,
             server_round=server_round,
             own=number,
+            weight=weights[name],
             clients=_digest(keys),
             largest_weight=max(weights.values()),
             threshold=0,

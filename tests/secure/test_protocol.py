@@ -11,7 +11,7 @@ from knnper.secure import client
 from knnper.secure.messages import (
     KeysRequest,
     MaskRequest,
-    Peer,
+    PublicKeys,
     RoundPlan,
     SecureAggregationError,
     UnmaskRequest,
@@ -174,7 +174,7 @@ def _change_peer(plan: RoundPlan, number: str, **changes: object) -> RoundPlan:
 def _wrong_plans(plan: RoundPlan) -> dict[str, RoundPlan]:
     replace = dataclasses.replace
     peers = dict(plan.peers)
-    of_two: dict[str, Peer] = {number: peers[number] for number in ("1", "2")}
+    of_two: dict[str, PublicKeys] = {number: peers[number] for number in ("1", "2")}
     without_own = {number: peers[number] for number in ("2", "3", "4")}
     return {
         "another execution": replace(plan, execution="execution-2"),
@@ -185,8 +185,6 @@ def _wrong_plans(plan: RoundPlan) -> dict[str, RoundPlan]:
         "two clients": replace(plan, peers=of_two, threshold=2),
         "half as threshold": replace(plan, threshold=2),
         "threshold too large": replace(plan, threshold=6),
-        "weight of nothing": _change_peer(plan, "2", weight=0),
-        "weight above the largest": replace(plan, largest_weight=11),
         "no hexadecimal key": _change_peer(plan, "2", encryption="key"),
         "key of small order": _change_peer(plan, "2", encryption="00" * 32),
     }
@@ -207,6 +205,9 @@ def test_weight_is_that_of_the_plan_and_no_more_than_the_examples() -> None:
     assert client.relative_weight(plan, 20) == 17 / 38
     with pytest.raises(SecureAggregationError, match="16 examples"):
         client.relative_weight(plan, 16)
+    for weight in (0, 39):
+        with pytest.raises(SecureAggregationError, match="at most 38"):
+            client.relative_weight(dataclasses.replace(plan, weight=weight), 50)
 
 
 def test_client_refuses_wrong_mask_requests() -> None:
@@ -271,12 +272,12 @@ def test_unmask_before_masking_is_refused() -> None:
         )
 
 
-def test_neighbors_that_are_told_different_weights_give_no_sum() -> None:
+def test_neighbors_that_are_told_different_scales_give_no_sum() -> None:
     updates = updates_of(3)
     execution = Execution(updates, weights_of(updates))
     execution.exchange_keys()
     plans = execution.server.plans()
-    plans["000"] = _change_peer(plans["000"], "2", weight=1)
+    plans["000"] = dataclasses.replace(plans["000"], largest_weight=100)
     for name, plan in plans.items():
         secrets, shares = client.share_secrets(execution.secrets[name], plan)
         execution.secrets[name] = secrets
