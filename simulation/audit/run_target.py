@@ -27,6 +27,8 @@ from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import RunFolder
+from knnper.server.schedule import num_participants
+from knnper.server.selection import draw
 from knnper.settings import plain
 from knnper.simulation.audit.audit import OnStep, Target, sampled
 from knnper.simulation.audit.canaries import private_training_game
@@ -98,6 +100,15 @@ class RunTarget(Target):
     def trainable(self) -> list[str]:
         """The clients that take part in training, sorted."""
         return sorted(self.bench.roster.trainable())
+
+    @functools.cached_property
+    def senders(self) -> list[str]:
+        """The clients whose first updates are attacked: of a secure sum, its own."""
+        names, training = self.trainable, self.bench.experiment.training
+        if training.secure_aggregation is None:
+            return names
+        count = num_participants(len(names), training.participation)
+        return draw(names, count, 1, self.bench.key)
 
     @property
     @override
@@ -324,7 +335,7 @@ class RunTarget(Target):
                 yield AttackResult(attack, _SINGLE, left_out=reason)
                 continue
             if attack == ANALYTIC:
-                chosen = self.trainable[:_MOST_FIRST]
+                chosen = self.senders[:_MOST_FIRST]
                 firsts = [
                     self.update(name, self.bench.clients.data(name)) for name in chosen
                 ]
@@ -341,7 +352,7 @@ class RunTarget(Target):
         """Yield updates as of clients with one training example each."""
         rng, nothing = key.numpy(), no_examples(self.bench.task.spec)
         for _ in range(_NUM_SINGLE):
-            client = self.trainable[rng.integers(len(self.trainable))]
+            client = self.senders[rng.integers(len(self.senders))]
             train = self.bench.clients.data(client).train
             example = train.take(torch.tensor([rng.integers(len(train))]))
             if update := self.update(client, ClientData(example, nothing)):
@@ -350,7 +361,7 @@ class RunTarget(Target):
     def update(self, client: str, data: ClientData) -> ObservedUpdate | None:
         """Return a client's update in round 1; on its own data with the run's bits.
 
-        With secure aggregation, the mean of all clients' updates, to quantisation. None
+        With secure aggregation, the mean of the round's updates, to quantisation. None
         if an update is not one vector of the model's weights.
         """
         weights, change = self._change(client, data)
@@ -366,8 +377,8 @@ class RunTarget(Target):
 
     @functools.cached_property
     def _secure_sum(self) -> tuple[Tensor, int]:
-        """The weighted sum of all clients' changes, and the sum of the weights."""
-        splits = {name: self.bench.clients.data(name) for name in self.trainable}
+        """The weighted sum of the senders' changes, and the sum of the weights."""
+        splits = {name: self.bench.clients.data(name) for name in self.senders}
         changes = (
             self._weight(data) * self._change(name, data)[1].double()
             for name, data in splits.items()

@@ -163,15 +163,16 @@ def test_secure_aggregation_hides_an_example_among_those_of_others(
             "num_rounds": 1,
             "learning_rate": 0.05,
             "batch_size": 8,
+            "participation": 0.5,
             "secure_aggregation": {"name": "pairwise"},
         },
         model={"name": "softmax_regression"},
-        partition={"name": "iid", "num_clients": 3},
+        partition={"name": "iid", "num_clients": 6},
     )
     target = open_run(run, 2)
     _, single = results(target, "analytic")
     assert single.figures["recognisable"].value == 0
-    client = target.trainable[1]
+    client = target.senders[1]
     seen = target.update(client, target.bench.clients.data(client))
     assert seen is not None
     # The server sees the mean, with which it has made the last state.
