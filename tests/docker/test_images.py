@@ -17,7 +17,8 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE_FILES = ("compose.yaml", "server/compose.yaml", "client/compose.yaml")
-EXTRAS = ("deployment", "privacy", "service", "tables", "tracking")  # those of the images
+# Those of the images.
+EXTRAS = ("deployment", "privacy", "service", "tables", "tracking")
 SIMULATIONS_ONLY = {"ray"}
 # What no image contains, by import name: Ray, charts, and everything for tests.
 LEFT_OUT = ("ray", "matplotlib", "pytest", "hypothesis", "schemathesis", "playwright")
