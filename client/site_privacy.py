@@ -112,7 +112,7 @@ class ProtectedUpdates(UpdateProcessor):
         self.require_origins(payload, update)
         clip_norm = self._protection.clip_norm
         deviation = self._protection.noise_multiplier * clip_norm
-        update, _ = clipped(self, payload, update, clip_norm)
-        if deviation:
-            update = noisy(self, payload, update, deviation, system_noise(rng))
-        return update, None
+        if not deviation:
+            return clipped(self, payload, update, clip_norm)[0], None
+        generator = system_noise(rng)
+        return noisy(self, payload, update, deviation, generator, clip_norm), None

@@ -65,9 +65,17 @@ def noisy(
     update: Any,
     standard_deviation: float,
     generator: np.random.Generator,
+    clip_norm: float = math.inf,
 ) -> Any:
-    """Add Gaussian noise to each coordinate of an update's change."""
+    """Clip an update's change, and add Gaussian noise to each coordinate.
+
+    The change is not rounded in between: where the weights that were sent are large,
+    rounding to float32 could double its norm.
+    """
     difference = differences(method, payload, update).double()
+    norm = length(difference)
+    if norm > clip_norm:
+        difference *= clip_norm / norm
     noise = generator.normal(0.0, standard_deviation, len(difference))
     moved = difference + torch.from_numpy(noise)
     return moved_update(method, payload, update, moved)

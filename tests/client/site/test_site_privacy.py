@@ -20,11 +20,19 @@ from knnper.client.settings import SitePrivacySettings, read_client
 from knnper.client.site_privacy import Protection, only_weights
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
 from knnper.errors import RefusedError, RunError
-from knnper.experiment import AdaptiveClipping, Experiment, PrivacySettings
+from knnper.experiment import (
+    AdaptiveClipping,
+    Experiment,
+    PrivacySettings,
+    TrainingSettings,
+)
 from knnper.privacy import Release, epsilon_of
 from knnper.records import tensors_of
+from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.mean_update import differences
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
+from knnper.strategies.fedavg import FedAvg
 from tests.apps.site_grid import experiment, make_sites
 from tests.client.site.test_site import (
     CLIENT,
@@ -37,6 +45,7 @@ from tests.client.site.test_site import (
     refused,
     state,
 )
+from tests.strategies.tiny import linear_task
 
 SMALL = {
     "model": "{name: softmax_regression}",
@@ -121,6 +130,36 @@ def test_noise_is_gaussian_with_the_deviation_that_is_accounted(file: Path) -> N
         assert abs(float(fraction) - quantile) < 6 * 0.5 / math.sqrt(count) + 0.01
     (entry,) = PrivacyLedger(state(file)).read()
     assert (entry.clip_norm, entry.noise_multiplier) == (0.5, 20)
+
+
+def test_rounding_to_large_weights_does_not_lengthen_the_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server can send weights so large that float32 has a step of 2^-6 there.
+
+    Clipped numbers just above half a step, rounded before the noise, would have a norm
+    of 2 S, and ε would be that of half the noise.
+    """
+    method = FedAvg(linear_task(TrainingSettings(), 10_000), FedAvg.settings_type())
+    step, clip_norm = 2.0**-6, 1.12
+    payload = ModelPayload(torch.full((20_000,), 2.0**17))
+    update = ModelUpdate(payload.weights + step, 10, 0.5)
+
+    def dither(*_: Any) -> Any:
+        """Return noise with which rounding has no bias, so that a mean shows it."""
+        generator = np.random.default_rng(0)
+        return SimpleNamespace(
+            normal=lambda _mean, _deviation, size: generator.uniform(
+                -step / 2, step / 2, size
+            )
+        )
+
+    monkeypatch.setattr(site_privacy, "system_noise", dither)
+    protection = Protection(clip_norm, SIGMA)
+    protected = site_privacy.ProtectedUpdates(method.task, method, protection, None)
+    sent, _ = protected.process(payload, update, None, 1, RandomKey(0))
+    mean = float((sent.weights - payload.weights).double().mean())
+    assert mean * math.sqrt(20_000) == pytest.approx(clip_norm, rel=0.05)
 
 
 def test_noise_does_not_come_from_the_seed_of_the_experiment(file: Path) -> None:
@@ -262,7 +301,8 @@ def test_clipping_comes_before_all_noise(
     short = float(plain.norm()) / 2
     protect(file, f"clip_norm: {short}, noise_multiplier: 0.5")
     privacy = "{clip_norm: 9, noise_multiplier: 20, noise_at: clients, noise_shares: 4}"
-    monkeypatch.setattr(site_privacy, "noisy", lambda *arguments: arguments[2])
+    silent = SimpleNamespace(normal=lambda _mean, _deviation, size: np.zeros(size))
+    monkeypatch.setattr(site_privacy, "system_noise", lambda _: silent)
     settings = asked(**SMALL, privacy=privacy)
     clipped = moved(HostileServer(file, run=2), settings)
     torch.testing.assert_close(clipped, plain / 2, rtol=1e-4, atol=1e-6)
