@@ -14,7 +14,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ AccountantName = Literal["pld", "rdp"]
 # ``dp_accounting`` for figures, and a wider one for searches and for the figures of
 # each round, which is ten times as fast and overestimates ε by at most a few per cent.
 _LOSS_INTERVAL, QUICK_INTERVAL = 1e-4, 1e-3
-_MOST_RELEASES = 10**7
+_MOST_NOISE = 10**7
 _CLOSE = 1e-3  # relative error of a noise multiplier that is searched
 
 NoiseSource = Callable[[RandomKey], np.random.Generator]
@@ -91,32 +91,6 @@ def epsilon_of(
     return _epsilon(tuple(counted), delta, accountant, loss_interval)
 
 
-def most_releases(
-    release: Release, epsilon: float, delta: float, accountant: AccountantName = "pld"
-) -> int:
-    """Return how many releases like ``release`` spend no more than ``epsilon``.
-
-    It may be a few per cent less than the most: the search overestimates ε a little.
-    """
-
-    def allows(count: int) -> bool:
-        counted = [replace(release, count=count)]
-        return _searched_epsilon(counted, delta, accountant) <= epsilon
-
-    if not allows(1):
-        return 0
-    high = 2
-    while allows(high):
-        high *= 2
-        if high > _MOST_RELEASES:
-            return _MOST_RELEASES
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if allows(middle) else (low, middle)
-    return low
-
-
 def noise_multiplier_for(
     epsilon: float,
     delta: float,
@@ -135,7 +109,7 @@ def noise_multiplier_for(
     high = 1.0
     while epsilon_of([Release(high, sampling, count)], delta, "rdp") > epsilon:
         high *= 2
-        if high > _MOST_RELEASES:
+        if high > _MOST_NOISE:
             raise RunError(
                 f"found no noise for epsilon {epsilon:g} at delta {delta:g}; expected "
                 "a larger epsilon or fewer rounds"

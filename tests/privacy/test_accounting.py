@@ -13,7 +13,6 @@ from knnper.privacy import (
     Release,
     default_delta,
     epsilon_of,
-    most_releases,
     noise_multiplier_for,
 )
 
@@ -75,23 +74,6 @@ def test_without_noise_epsilon_is_infinite_and_without_releases_zero() -> None:
     assert epsilon_of([Release(0.0)], DELTA) == math.inf
     assert epsilon_of([], DELTA) == 0.0
     assert epsilon_of([Release(0.0, count=0)], DELTA) == 0.0
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_the_number_of_releases_is_about_the_largest(
-    accountant: AccountantName,
-) -> None:
-    release = Release(2.0, 0.2)
-    most = most_releases(release, 3.0, DELTA, accountant)
-    within, beyond = (
-        Release(2.0, 0.2, int(count)) for count in (most, most * 1.05 + 1)
-    )
-    assert epsilon_of([within], DELTA, accountant) <= 3.0
-    assert epsilon_of([beyond], DELTA, accountant) > 3.0
-
-
-def test_no_release_fits_a_tiny_epsilon() -> None:
-    assert most_releases(Release(1.0), 0.01, DELTA) == 0
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])
