@@ -316,7 +316,8 @@ class PrivateTraining:
 
     def _num_before(self, server_round: int) -> int:
         """Return the number of releases before a round."""
-        return server_round - 1 if self._releases is None else self._num_noted
+        # Not fewer than the checkpoints show, should the file be lost.
+        return max(self._num_noted, server_round - 1)
 
 
 def private_training(

@@ -101,17 +101,19 @@ class ClippedUpdates(UpdateProcessor):
 
 
 class NoisyUpdates(UpdateProcessor):
-    """Adds noise to the updates of a method."""
+    """Adds noise to the updates of a method, clipped once more; see `noisy`."""
 
     def __init__(
         self,
         task: Task,
         method: Method,
         standard_deviation: float,
+        clip_norm: float,
         noise_source: NoiseSource,
     ) -> None:
         super().__init__(task, method, NoSettings())
         self.standard_deviation = standard_deviation
+        self.clip_norm = clip_norm
         self.noise_source = noise_source
 
     @override
@@ -125,7 +127,8 @@ class NoisyUpdates(UpdateProcessor):
     ) -> tuple[Any, None]:
         generator = self.noise_source(rng.child("privacy noise"))
         deviation = self.standard_deviation
-        return noisy(self, payload, update, deviation, generator), None
+        noised = noisy(self, payload, update, deviation, generator, self.clip_norm)
+        return noised, None
 
 
 def client_deviation(privacy: PrivacySettings) -> float:
@@ -155,7 +158,7 @@ def private_updates(
         method = ClippedUpdates(task, method, privacy.clip_norm)
     deviation = client_deviation(privacy)
     if deviation:
-        method = NoisyUpdates(task, method, deviation, noise_source)
+        method = NoisyUpdates(task, method, deviation, privacy.clip_norm, noise_source)
     return method
 
 
