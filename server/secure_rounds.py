@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from knnper.errors import RunError
+from knnper.errors import CodecError, RunError
 from knnper.experiment import PairwiseSettings, SecAggPlusSettings
-from knnper.records import is_shape
 from knnper.secure.messages import (
     FEWEST_CLIENTS,
     KeysRequest,
@@ -245,7 +243,7 @@ class SecureRounds:
             if tally.titles.get(client, client) not in tally.failures:
                 tally.fail(client, "too few of its neighbours are left")
         for reply in self._federation.exchange(current.step, requests):
-            problem = reply.failure or _problem(reply, current)
+            problem = reply.failure or self._problem(reply, current)
             if problem is not None:
                 tally.fail(reply.client, problem)
                 continue
@@ -257,24 +255,20 @@ class SecureRounds:
             tally.bytes_up += update.values.nbytes
             yield reply.client, update.values.numpy().view(np.uint32)
 
-
-def _problem(reply: Reply, current: _Round) -> str | None:
-    """Describe why a masked update cannot be added to the sum; None if it can."""
-    update = reply.record
-    if not isinstance(update, SummedUpdate):
-        return f"expected a SummedUpdate, found a {type(update).__name__}"
-    if type(update.num_examples) is not int or update.num_examples < 1:
-        return f"expected a number of training examples, found {update.num_examples!r}"
-    shapes = update.shapes.values()
-    if not all(is_shape(list(shape)) for shape in shapes):
-        return "expected the shapes of tensors, found others"
-    sizes = [math.prod(shape) for shape in shapes]
-    if update.values.shape != (sum(sizes),):
-        return f"expected {sum(sizes)} numbers, found {tuple(update.values.shape)}"
-    sample = current.sample
-    if sample and (sample.structure, sample.shapes) != (
-        update.structure,
-        update.shapes,
-    ):
-        return "expected an update like those of the other clients, found another"
-    return None
+    def _problem(self, reply: Reply, current: _Round) -> str | None:
+        """Describe why a masked update cannot be added to the sum; None if it can."""
+        update, sample = reply.record, current.sample
+        if not isinstance(update, SummedUpdate):
+            return f"expected a SummedUpdate, found a {type(update).__name__}"
+        count = update.num_examples
+        if type(count) is not int or count < 1:
+            return f"expected a number of training examples, found {count!r}"
+        try:
+            payload = current.requests[reply.client].payload
+            self._method.template(payload, update)
+        except CodecError as error:
+            return str(error)
+        form = update.structure, update.shapes
+        if sample and form != (sample.structure, sample.shapes):
+            return "expected an update like those of the other clients, found another"
+        return None

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from knnper.errors import CodecError, Problem
 from knnper.experiment import Experiment, SynchronousTiming
-from knnper.records import Parts, put_together, take_apart
+from knnper.records import Parts, is_shape, put_together, take_apart, tensors_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core.mean_update import differences, synthetic_update
 from knnper.strategies.core.method import Method
@@ -34,8 +34,8 @@ class SummedUpdate(Record):
     shapes
         Of its tensors, by path.
     values
-        The differences from the payload, shape (d,). On the wire it is their encoded
-        and masked form, whose 32-bit words are viewed as float32.
+        The differences from the payload, shape (d,). On the wire they are encoded and
+        masked, and the resulting 32-bit words are viewed as float32.
     """
 
     num_examples: int
@@ -61,8 +61,7 @@ class SummedUpdates(UpdateProcessor):
         server_round: int,
         rng: RandomKey,
     ) -> tuple[SummedUpdate, None]:
-        # A site may withhold these two figures, so the structure must not hold them.
-        parts = take_apart(replace(update, num_examples=1, train_loss=math.nan))
+        parts = take_apart(_uncounted(update))
         shapes = {path: tuple(tensor.shape) for path, tensor in parts.tensors.items()}
         summed = SummedUpdate(
             num_examples=update.num_examples,
@@ -73,23 +72,49 @@ class SummedUpdates(UpdateProcessor):
         )
         return summed, None
 
+    def template(self, payload: Any, summed: SummedUpdate) -> Any:
+        """Return the method's update that ``summed`` describes, filled with zeros.
+
+        Raises CodecError if the payload does not allow such an update.
+        """
+        shapes = summed.shapes
+        if not all(is_shape(list(shape)) for shape in shapes.values()):
+            raise CodecError("expected the shapes of tensors, found others")
+        size = sum(math.prod(shape) for shape in shapes.values())
+        if summed.values.shape != (size,):
+            found = tuple(summed.values.shape)
+            raise CodecError(f"expected {size} numbers, found {found}")
+        tensors = {path: torch.zeros(1).expand(shapes[path]) for path in shapes}
+        parts = Parts(tensors, summed.structure)
+        update = _uncounted(put_together(self.method.update_type, parts))
+        if take_apart(update).structure != summed.structure:
+            raise CodecError("expected the structure of an update, found another")
+        for path, sent in tensors_of(payload).items():
+            if path in shapes and sent.shape != tensors[path].shape:
+                raise CodecError(
+                    f"expected {path} of shape {tuple(sent.shape)}, found "
+                    f"{shapes[path]}"
+                )
+        problem = self.update_problem and self.update_problem(payload, update)
+        if problem:
+            raise CodecError(problem)
+        return update
+
     def update_of_mean(
         self, payload: Any, summed: SummedUpdate, mean_difference: Tensor
     ) -> Any:
         """Return the update that differs from the payload by a mean of shape (d,).
 
         ``summed``: of any client of the round, for the names and shapes. Raises
-        CodecError if the update is invalid.
+        CodecError if it is invalid.
         """
-        empty = {
-            path: torch.zeros(1).expand(shape) for path, shape in summed.shapes.items()
-        }
-        parts = Parts(empty, summed.structure)
-        template = put_together(self.method.update_type, parts)
-        problem = self.update_problem and self.update_problem(payload, template)
-        if problem:
-            raise CodecError(problem)
+        template = self.template(payload, summed)
         return synthetic_update(self.method, payload, template, mean_difference)
+
+
+def _uncounted(update: Any) -> Any:
+    """Replace the two figures that a site may withhold, which all must have alike."""
+    return replace(update, num_examples=1, train_loss=math.nan)
 
 
 def secure_problems(experiment: Experiment, method: type[Method]) -> Iterable[Problem]:
@@ -101,9 +126,9 @@ def secure_problems(experiment: Experiment, method: type[Method]) -> Iterable[Pr
     if not method.takes_mean:
         yield Problem(
             place,
-            f"found {method.title}, whose server half needs the single updates of "
-            "clients; expected a method whose server takes their mean, such as fedavg "
-            "or knn_per, or null",
+            f"found {method.title}, which needs the single update of each client at "
+            "the server; expected null, or a method that needs only the mean of all "
+            "updates, such as fedavg or knn_per",
         )
     if training.compression is not None:
         yield Problem(

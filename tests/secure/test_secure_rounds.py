@@ -225,6 +225,8 @@ def test_update_of_too_large_numbers_is_refused(
         {"shapes": {"weights": (2**70,)}},
         {"values": torch.zeros(3)},
         {"structure": "{}"},
+        {"shapes": {"weights": (3,)}, "values": torch.zeros(3)},
+        {"structure": '{"num_examples":2,"train_loss":NaN,"weights":null}'},
     ],
 )
 def test_client_with_an_invalid_update_is_left_out(
@@ -233,21 +235,26 @@ def test_client_with_an_invalid_update_is_left_out(
     tmp_path: Path,
     changes: Mapping[str, Any],
 ) -> None:
+    """The first reply of the first round is invalid, and the others count."""
+
     @dataclasses.dataclass
     class Spoiling(Federation):
         inner: Federation
+        spoiled_client: str = ""
 
         def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
             for reply in self.inner.exchange(step, requests):
-                is_first = step.server_round == 1 and reply.client == "0001"
-                if step.purpose is Purpose.TRAIN and is_first:
+                if step.purpose is Purpose.TRAIN and not self.spoiled_client:
+                    self.spoiled_client = reply.client
                     record = dataclasses.replace(reply.record, **changes)
                     reply = dataclasses.replace(reply, record=record)
                 yield reply
 
     inner = SerialFederation(runtime_of(secure_bench, tmp_path / "secure"))
-    state = train(secure_bench, Spoiling(inner), tmp_path / "secure").state
-    plain, _ = _trained(plain_bench, tmp_path / "plain", {"0001": None})
+    federation = Spoiling(inner)
+    state = train(secure_bench, federation, tmp_path / "secure").state
+    lost: Mapping[str, Stage] = {federation.spoiled_client: None}
+    plain, _ = _trained(plain_bench, tmp_path / "plain", lost)
     _require_close(state.weights, plain)
 
 
