@@ -150,7 +150,7 @@ def service_rows(seed: int) -> Iterator[Row]:
                         name, "service", "", scores[name], is_stored
                     )
                     yield f"none, scope `{scope}`", accuracy(scores), result
-        # As advised: a twentieth of the public examples is at least as similar.
+        # A twentieth of the public examples is at least as similar.
         directions = torch.nn.functional.normalize(model.embed(public.images))
         threshold = float((directions @ directions.T).quantile(0.95))
         for epsilon in (8.0, 1.0):
@@ -165,7 +165,7 @@ def service_rows(seed: int) -> Iterator[Row]:
                     names = model.class_names
                     return private_predictions_of(answer, names).predictions
 
-                memory = replace(memory, ask=ask, knn_weight=privacy.knn_weight or 0.0)
+                memory = replace(memory, ask=ask, knn_weight=privacy.knn_weight)
                 scores = memory.attack(queries, key, lambda _: None)
                 for name in ("probabilities", "waka"):
                     result = membership_result(

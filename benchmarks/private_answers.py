@@ -24,7 +24,6 @@ from knnper.datastore.prediction import NeighborClassifier, interpolate
 from knnper.datastore.private_answers import (
     NoisyVotes,
     PrivateAnswerSettings,
-    kernel_values,
     mixed_probabilities,
     noisy_votes,
     normalised,
@@ -213,13 +212,10 @@ def private_accuracy(site: Site, epsilon: float, seed: int) -> tuple[float, floa
 
 
 def cosines_of(site: Site, images: Embedded) -> NDArray[np.float32]:
-    """Return the cosines of images with the stored ones, (n, N)."""
-    settings = PrivateAnswerSettings(epsilon=1.0, threshold=1.0)
-    return kernel_values(
-        normalised(images.embeddings.numpy()),
-        normalised(site.stored.embeddings.numpy()),
-        settings,
-    )
+    """Return the cosines of images with the stored images, (n, N)."""
+    unit = normalised(images.embeddings.numpy())
+    cosines: NDArray[np.float32] = unit @ normalised(site.stored.embeddings.numpy()).T
+    return cosines
 
 
 def votes_on(

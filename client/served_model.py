@@ -209,13 +209,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         )
         private = None
         if self.privacy is not None:
-            knn_weight = self.privacy.knn_weight
-            private = PrivateMemory(
-                self.store,
-                self.privacy,
-                serving.knn_weight if knn_weight is None else knn_weight,
-                model.fingerprint,
-            )
+            private = PrivateMemory(self.store, self.privacy, model.fingerprint)
         return ModelInUse(model, serving, predictor, private)
 
     def _load_model(self, fingerprint: str) -> GlobalModel:

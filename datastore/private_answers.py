@@ -2,17 +2,19 @@
 
 Ind-KNN of Zhu, Zhao, Guo and Wang, "Private Prediction Strikes Back! Private Kernelized
 Nearest Neighbors with Individual Rényi Filter", UAI 2023 (arXiv 2306.07381). For each
-query, the stored examples whose kernel value κ with it is at least τ vote:
+query, stored examples vote if the cosine κ of their embedding with it is at least τ:
 
     m  = max(|voters| + N(0, σ₁²), 30)
     s  = Σ_voters min(κ_i, √(2 r_i m) σ₂) e_{y_i} + N(0, σ₂² m I)
 
 r_i is the rest of the budget of example i, e_y the unit vector of class y. Only m and s
 are released; the mixture with the global model is computed from them and costs nothing.
+The paper's other kernel, exp(-|u - v|² / ν²), grows with the cosine: embeddings have
+length 1. It selects the same voters at another τ, and only weighs them differently.
 
 Guarantee
 ---------
-Two stores are neighbours if one has one example more, i. The kernel value of an example
+Two stores are neighbours if one has an additional example i. The cosine of an example
 depends on the example and the query alone, and its budget on its own charges. So, given
 all earlier answers, both stores have the same other voters with the same contributions,
 and i moves |voters| by 1 and s by its contribution f_i, in Euclidean norm. These are
@@ -23,10 +25,10 @@ so the charges of an example never exceed its budget, for any sequence of querie
 individual Rényi filter of Feldman and Zrnic 2021.
 
 Charges that sum to ρ give (ε, δ) as one Gaussian mechanism with the noise multiplier
-σ = 1/√(2ρ) does. The shift that i causes is chosen anew at each release, from earlier
-ones; the privacy loss is therefore a Brownian motion with drift that is stopped at time
-2ρ at the latest, and at time 2ρ it has the distribution of that mechanism's loss (Smith
-and Thakurta 2022; Koskela et al. 2023 for individual filters).
+σ = 1/√(2ρ) does. The shift that i causes at a release depends on earlier releases. The
+privacy loss is therefore a Brownian motion with drift that is stopped at time 2ρ at the
+latest, and at time 2ρ it has the distribution of that mechanism's loss (Smith and
+Thakurta 2022; Koskela et al. 2023 for individual filters).
 
 Departures from the paper and from its public code
 --------------------------------------------------
@@ -41,7 +43,7 @@ Departures from the paper and from its public code
 import functools
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +52,6 @@ from pydantic import Field
 from knnper.privacy import noise_multiplier_for
 from knnper.settings import PositiveFloat, PositiveInt, Settings, UnitInterval
 
-PrivateKernelName = Literal["cosine", "rbf"]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 Threshold = Annotated[float, Field(gt=0, le=1)]
 
@@ -71,12 +72,8 @@ class PrivateAnswerSettings(Settings):
         ε at δ of every stored example over all answers ever given; ε is useful from 1
         to 10, δ far below 1 / (number of stored examples).
     threshold
-        τ: examples with at least this kernel value vote. Choose it on examples that
-        need no protection, such that about a tenth of them exceeds it.
-    kernel
-        ``cosine``: u·v of the normalised embeddings. ``rbf``: exp(-|u - v|² / ν²).
-    kernel_scale
-        ν of ``rbf``.
+        τ: examples with at least this cosine with the query vote. Choose it on examples
+        that need no protection, such that about a tenth of them exceeds it.
     num_queries
         T, the queries to plan for, useful up to a few thousand. More are answered, by
         ever fewer examples.
@@ -87,19 +84,17 @@ class PrivateAnswerSettings(Settings):
         σ₂, the noise on the score of a class for each root of the number of voters;
         useful from 0.2 to 1. More noise makes the budget last for more queries.
     knn_weight
-        λ, the weight of the vote. Null is the client's own λ, which was chosen on
-        stored examples, so that ε does not cover it.
+        λ, the weight of the vote; useful from 0.5 to 1. It is not the client's own λ,
+        which is chosen on stored examples, so that ε would not cover it.
     """
 
     epsilon: PositiveFloat
     threshold: Threshold
     delta: Delta = 1e-5
-    kernel: PrivateKernelName = "cosine"
-    kernel_scale: PositiveFloat = 1.0
     num_queries: PositiveInt = 2000
     count_noise: PositiveFloat | None = None
     vote_noise: PositiveFloat = 0.7
-    knn_weight: UnitInterval | None = 0.7
+    knn_weight: UnitInterval = 0.7
 
     @property
     def budget(self) -> float:
@@ -138,27 +133,14 @@ class NoisyVotes:
 
 
 def normalised(embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale embeddings (n, p) to norm 1; an embedding of zeros stays as it is."""
+    """Scale embeddings (n, p) to norm 1, except embeddings of zeros."""
     norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
     unit: NDArray[np.float32] = embeddings / np.maximum(norms, np.float32(1e-30))
     return unit
 
 
-def kernel_values(
-    queries: NDArray[np.float32],
-    stored: NDArray[np.float32],
-    settings: PrivateAnswerSettings,
-) -> NDArray[np.float32]:
-    """Return κ, shape (n, N), of normalised queries (n, p) and embeddings (N, p)."""
-    cosines: NDArray[np.float32] = queries @ stored.T
-    if settings.kernel == "cosine":
-        return cosines
-    values: NDArray[np.float32] = np.exp(2 * (cosines - 1) / settings.kernel_scale**2)
-    return values
-
-
 def noisy_votes(
-    kernel: NDArray[np.float32],
+    cosines: NDArray[np.float32],
     labels: NDArray[np.int64],
     spent: NDArray[np.float64],
     num_classes: int,
@@ -169,7 +151,7 @@ def noisy_votes(
 
     Parameters
     ----------
-    kernel
+    cosines
         κ of each query with each stored example, shape (n, N).
     labels, spent
         Class of each stored example and its charges so far, ρ, both of shape (N,).
@@ -179,9 +161,9 @@ def noisy_votes(
         Source of the noise. It protects only if its state is unpredictable.
     """
     spent = spent.copy()
-    scores = np.empty((len(kernel), num_classes))
-    deviations = np.empty(len(kernel))
-    for query, row in enumerate(kernel):
+    scores = np.empty((len(cosines), num_classes))
+    deviations = np.empty(len(cosines))
+    for query, row in enumerate(cosines):
         is_voter = (row >= settings.threshold) & settings.can_vote(spent)
         voters = np.flatnonzero(is_voter)
         noisy_count = len(voters) + rng.normal(0, settings.count_deviation)

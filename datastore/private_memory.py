@@ -13,7 +13,6 @@ from knnper.datastore.charges import Charges
 from knnper.datastore.examples import Contents, Ids, require_embeddings
 from knnper.datastore.private_answers import (
     PrivateAnswerSettings,
-    kernel_values,
     mixed_probabilities,
     noisy_votes,
     normalised,
@@ -47,25 +46,21 @@ class PrivateMemory:
 
     Parameters
     ----------
-    knn_weight
-        λ.
     fingerprint
         Of the model that embeds the queries.
     make_rng
         Makes the source of the noise of one request; by default from the operating
-        system. Only simulations, which protect nobody, give another.
+        system. Only tests pass another.
     """
 
     def __init__(
         self,
         store: Store,
         settings: PrivateAnswerSettings,
-        knn_weight: float,
         fingerprint: str,
         make_rng: Callable[[], np.random.Generator] = rng_of_the_system,
     ) -> None:
         self.settings = settings
-        self.knn_weight = knn_weight
         self._store = store
         self._fingerprint = fingerprint
         self._make_rng = make_rng
@@ -94,17 +89,14 @@ class PrivateMemory:
         """
         with self._store.unchanged(self._fingerprint) as contents:
             require_embeddings("queries", embeddings, self._store.embedding_dim)
-            kernel = kernel_values(
-                normalised(embeddings.detach().numpy()),
-                self._unit_vectors(contents),
-                self.settings,
-            )
+            unit_queries = normalised(embeddings.detach().numpy())
+            cosines = unit_queries @ self._unit_vectors(contents).T
             # Only these can vote on any of the queries: the others are not charged.
-            near = (kernel >= self.settings.threshold).any(axis=0)
+            near = (cosines >= self.settings.threshold).any(axis=0)
             ids = contents.ids[near]
             before = self._store.charges(ids)
             votes = noisy_votes(
-                kernel[:, near],
+                cosines[:, near],
                 contents.labels[near],
                 before.spent,
                 self._store.num_classes,
@@ -114,7 +106,8 @@ class PrivateMemory:
             num_answers = before.num_answers + len(embeddings)
             self._store.charge(ids, Charges(votes.spent, num_answers))
         p_global = global_probabilities.detach().numpy()
-        probabilities = mixed_probabilities(votes, p_global, self.knn_weight)
+        knn_weight = self.settings.knn_weight
+        probabilities = mixed_probabilities(votes, p_global, knn_weight)
         return PrivatePrediction(torch.from_numpy(probabilities), self._fingerprint)
 
     def num_answers(self) -> int:

@@ -139,14 +139,11 @@ class PrivacyInfo(Document):
 
     epsilon: float = Field(
         description="ε of every stored example, over all answers ever given to "
-        "everyone but the owner."
+        "everyone but the owner. It covers neither the global model nor the time that "
+        "an answer takes."
     )
     delta: float = Field(description="δ.")
     knn_weight: float = Field(description="λ, the weight of the vote.")
-    knn_weight_is_covered: bool = Field(
-        description="False if λ was chosen on stored examples: ε does not cover that "
-        "choice. It never covers the global model, nor the time an answer takes."
-    )
     num_answers: int = Field(description="Queries that were ever answered.")
     share_voting: float | None = for_scope(
         "read", "Fraction of the stored examples that can still vote."
@@ -198,8 +195,7 @@ def privacy_of(memory: PrivateMemory) -> PrivacyInfo:
     return PrivacyInfo(
         epsilon=settings.epsilon,
         delta=settings.delta,
-        knn_weight=memory.knn_weight,
-        knn_weight_is_covered=settings.knn_weight is not None,
+        knn_weight=settings.knn_weight,
         num_answers=memory.num_answers(),
         share_voting=memory.share_voting(),
     )

@@ -85,7 +85,7 @@ class Metrics:
                     len(served.store)
                 )
             else:
-                weight = private.knn_weight
+                weight = private.settings.knn_weight
                 gauge("knnper_private_answers", "Queries answered privately.").set(
                     private.num_answers()
                 )

@@ -12,7 +12,6 @@ from knnper.datastore.private_answers import (
     MIN_VOTERS,
     NoisyVotes,
     PrivateAnswerSettings,
-    kernel_values,
     mixed_probabilities,
     noisy_votes,
     normalised,
@@ -22,7 +21,7 @@ from knnper.seeding import RandomKey
 
 
 class NoNoise:
-    """A generator whose noise is zero."""
+    """A generator of zeros in place of noise."""
 
     def normal(self, _mean: float, _deviation: float, size: int = 1) -> object:
         return np.zeros(size) if size > 1 else 0.0
@@ -38,13 +37,13 @@ def settings_with(**values: object) -> PrivateAnswerSettings:
 
 
 def votes_without_noise(
-    kernel: list[list[float]],
+    cosines: list[list[float]],
     labels: list[int],
     spent: list[float],
     settings: PrivateAnswerSettings,
 ) -> NoisyVotes:
     return noisy_votes(
-        np.array(kernel, np.float32),
+        np.array(cosines, np.float32),
         np.array(labels),
         np.array(spent),
         3,
@@ -127,9 +126,9 @@ def test_no_example_is_charged_beyond_its_budget(
     spent = settings.budget * rng.uniform(0, 1, 20)
     # 100 examples of the property, with 100 queries each: 10,000 queries.
     for _ in range(10):
-        kernel = rng.uniform(0, 1, (10, 20)).astype(np.float32)
+        cosines = rng.uniform(0, 1, (10, 20)).astype(np.float32)
         before = spent
-        spent = noisy_votes(kernel, labels, before, 3, settings, rng).spent
+        spent = noisy_votes(cosines, labels, before, 3, settings, rng).spent
         assert (spent >= before).all()
         assert (spent <= settings.budget * (1 + 1e-12)).all()
 
@@ -137,10 +136,10 @@ def test_no_example_is_charged_beyond_its_budget(
 def test_noise_is_gaussian_with_the_stated_deviations() -> None:
     num_queries = 4000
     settings = settings_with(epsilon=1e4, vote_noise=0.7, count_noise=5.0)
-    kernel = np.ones((num_queries, 100), np.float32)
+    cosines = np.ones((num_queries, 100), np.float32)
     rng = RandomKey(5).numpy()
     votes = noisy_votes(
-        kernel, np.zeros(100, np.int64), np.full(100, -1e9), 2, settings, rng
+        cosines, np.zeros(100, np.int64), np.full(100, -1e9), 2, settings, rng
     )
     counts = (votes.deviations / 0.7) ** 2
     noise = (votes.scores - [100, 0]) / votes.deviations[:, None]
@@ -157,21 +156,21 @@ def test_privacy_loss_of_a_spent_budget_is_that_of_one_gaussian_mechanism() -> N
     """
     settings = settings_with(epsilon=1.0, count_noise=90.0, vote_noise=1.0)
     num_others, num_queries = 400, 35
-    others = np.full(num_others, -1e9)  # whose budgets never end
+    others = np.full(num_others, -1e9)  # their budgets never end
     labels = np.zeros(num_others + 1, np.int64)
-    kernel = np.full((num_queries, num_others + 1), 0.5, np.float32)
-    kernel[:, -1] = 1.0
+    cosines = np.full((num_queries, num_others + 1), 0.5, np.float32)
+    cosines[:, -1] = 1.0
     rng = RandomKey(3).numpy()
     losses = []
     for _ in range(2000):
         spent = np.append(others, 0.0)
-        votes = noisy_votes(kernel, labels, spent, 2, settings, rng)
+        votes = noisy_votes(cosines, labels, spent, 2, settings, rng)
         assert votes.spent[-1] == pytest.approx(settings.budget, rel=2e-3)
         remaining, loss = settings.budget, 0.0
         for score, deviation in zip(votes.scores[:, 0], votes.deviations, strict=True):
             if remaining < settings.count_charge:
                 break
-            # What the noise was, and would have been without the last example.
+            # The noise, and its value if the store lacked the last example.
             count = (deviation / settings.vote_noise) ** 2
             noise = count - num_others - 1
             loss += ((noise + 1) ** 2 - noise**2) / (2 * settings.count_deviation**2)
@@ -188,9 +187,9 @@ def test_privacy_loss_of_a_spent_budget_is_that_of_one_gaussian_mechanism() -> N
 def test_exhausted_memory_answers_as_the_global_model() -> None:
     settings = settings_with()
     spent = np.full(50, settings.budget)
-    kernel = np.ones((200, 50), np.float32)
+    cosines = np.ones((200, 50), np.float32)
     rng = RandomKey(1).numpy()
-    votes = noisy_votes(kernel, np.zeros(50, np.int64), spent, 3, settings, rng)
+    votes = noisy_votes(cosines, np.zeros(50, np.int64), spent, 3, settings, rng)
     p_global = rng.dirichlet([1, 1, 1], 200).astype(np.float32)
     np.testing.assert_array_equal(votes.spent, spent)
     np.testing.assert_array_equal(mixed_probabilities(votes, p_global, 0.7), p_global)
@@ -207,17 +206,7 @@ def test_mixture_uses_significant_votes_only() -> None:
     np.testing.assert_allclose(mixed, [[0.475, 0.225, 0.3], [0.2, 0.2, 0.6]], rtol=1e-6)
 
 
-def test_kernels_equal_their_formulas() -> None:
-    rng = RandomKey(2).numpy()
-    queries = normalised(rng.normal(size=(3, 5)).astype(np.float32))
-    stored = normalised(rng.normal(size=(4, 5)).astype(np.float32))
-    cosine = kernel_values(queries, stored, settings_with())
-    rbf = kernel_values(queries, stored, settings_with(kernel="rbf", kernel_scale=0.8))
-    for i, query in enumerate(queries):
-        for j, example in enumerate(stored):
-            assert cosine[i, j] == pytest.approx(float(query @ example), abs=1e-6)
-            distance = float(np.linalg.norm(query - example))
-            assert rbf[i, j] == pytest.approx(
-                math.exp(-((distance / 0.8) ** 2)), rel=1e-5
-            )
-    assert not normalised(np.zeros((1, 5), np.float32)).any()
+def test_embeddings_are_scaled_to_norm_one() -> None:
+    embeddings = np.array([[3.0, 4.0], [0.0, 0.0], [-5.0, 0.0]], np.float32)
+    expected = [[0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]]
+    np.testing.assert_allclose(normalised(embeddings), expected, rtol=1e-6)

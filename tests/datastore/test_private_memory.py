@@ -44,7 +44,7 @@ def memory_of(
     store: Store, settings: PrivateAnswerSettings = SETTINGS, seed: int = 0
 ) -> PrivateMemory:
     rng = RandomKey(seed).numpy()
-    return PrivateMemory(store, settings, 0.7, store.fingerprint, lambda: rng)
+    return PrivateMemory(store, settings, store.fingerprint, lambda: rng)
 
 
 def queries(count: int, seed: int = 7) -> Tensor:
@@ -92,7 +92,7 @@ def test_charges_outlive_the_process_and_a_new_epsilon(tmp_path: Path) -> None:
         assert spent(store) == before
         memory = memory_of(store, PrivateAnswerSettings(epsilon=1e-3, threshold=0.1))
         assert memory.num_answers() == 5
-        # Less than what is spent already: nobody votes, and nobody is charged.
+        # The new budget is below the charges: no example votes or is charged.
         memory.predict(queries(5), uniform(5))
         assert spent(store) == before
         assert memory.num_answers() == 10
@@ -205,7 +205,7 @@ def test_threads_never_spend_the_same_budget_twice(tmp_path: Path) -> None:
         epsilon=1.0, threshold=0.1, count_noise=20.0, vote_noise=0.05
     )
     with new_store(tmp_path / "store", 40) as store:
-        memory = PrivateMemory(store, settings, 0.7, "model")
+        memory = PrivateMemory(store, settings, "model")
         deleted = threading.Event()
 
         def ask(seed: int) -> None:

@@ -127,7 +127,6 @@ def test_info_states_the_guarantee_and_keeps_counts_for_the_owner(
         "epsilon": 3.0,
         "delta": 1e-6,
         "knn_weight": 0.7,
-        "knn_weight_is_covered": True,
         "num_answers": 0,
     }
     assert other["privacy"] == stated
@@ -135,14 +134,6 @@ def test_info_states_the_guarantee_and_keeps_counts_for_the_owner(
     assert "store" in owner
     assert not {"store", "accuracy", "knn_weight", "kernel_scale"} & set(other)
     assert set(other["scopes"]) == {"predict", "probabilities", "metrics"}
-
-
-def test_chosen_weight_is_declared_as_not_covered(served: SmallServed) -> None:
-    served.privacy = PrivateAnswerSettings(epsilon=3.0, threshold=0.5, knn_weight=None)
-    with asking(served) as client:
-        privacy = client.get("/info").json()["privacy"]
-    assert privacy["knn_weight"] == served.settings.knn_weight
-    assert not privacy["knn_weight_is_covered"]
 
 
 def test_paths_of_examples_are_left_to_the_owner(
@@ -165,7 +156,7 @@ def test_paths_of_examples_are_left_to_the_owner(
             assert client.request(method, path, json=body).status_code == 200
 
 
-def test_neighbours_are_withheld_from_everybody(
+def test_neighbours_are_withheld_from_all_tokens(
     served: SmallServed, tmp_path: Path
 ) -> None:
     headers = bearer(tmp_path, "ward", "neighbors")
