@@ -1,9 +1,9 @@
 """Accuracy of private answers against ε, for 2,000 queries to a site's memory.
 
 A linear head on a frozen MobileNetV2 is trained on 3,000 images of all classes. A site
-with unequal classes, whose images the head has not seen, stores 2,500 images and is
-asked for 2,000 others. τ, σ₂ and λ are those with the best accuracy on 1,000 images
-that are not stored either, each asked for twice. λ of kNN-Per is chosen on the same.
+with unequal classes stores 2,500 other images, and gets 2,000 more as queries. τ, σ₂
+and λ are those with the best accuracy on 1,000 images that are not stored either, each
+a query twice. λ of kNN-Per is chosen on these, too.
 """
 
 import argparse
@@ -42,7 +42,7 @@ NUM_HEAD, NUM_STORED, NUM_VALIDATION, NUM_QUERIES = 3_000, 2_500, 1_000, 2_000
 # A site's classes: shares from a Dirichlet distribution, none above the largest.
 ALPHA, LARGEST_SHARE = 0.3, 0.35
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-# τ: quantiles of the kernel values of validation images and stored ones.
+# τ: quantiles of the cosines between validation images and stored images.
 QUANTILES = (0.85, 0.9, 0.95, 0.98)
 VOTE_NOISES = (0.35, 0.5, 0.8, 1.2)
 KNN_WEIGHTS = (0.5, 0.6, 0.7, 0.8)

@@ -1,4 +1,4 @@
-"""A client's part in secure aggregation: its secrets on disk, and what it has revealed.
+"""A client's part in secure aggregation: its secrets and the sums it has unmasked.
 
 Each message may be handled by another process, so the secrets are written to a private
 folder between the stages of a round. They are erased before the last reply leaves.
@@ -46,8 +46,7 @@ class _Kept:
     secrets
         Of the execution in progress; None without any.
     sums
-        By round, the clients of the sum for which it has revealed its shares, as a
-        fingerprint.
+        By round, a fingerprint of the clients in the sum that it has helped to unmask.
     """
 
     secrets: protocol.ClientSecrets | None = None
@@ -59,7 +58,7 @@ _KEPT = TypeAdapter(_Kept)
 
 @dataclass(frozen=True)
 class SecureSums:
-    """The clients of a process in the secure sums of a run.
+    """The part that the clients of a process have in the secure sums of a run.
 
     Attributes
     ----------
@@ -144,14 +143,14 @@ class SecureSums:
         return torch.from_numpy(words.view(np.float32))
 
     def erase(self, client: str) -> None:
-        """Erase the secrets of a client, which may have none."""
+        """Erase the secrets of a client, if it has any."""
         if self._path(client).exists():
             self._write(client, replace(self._read(client), secrets=None))
 
     def _require_in_range(self, values: Tensor) -> None:
-        """Reject an update that clipping would change beyond recognition.
+        """Reject an update with many numbers beyond the range.
 
-        The server cannot notice it: a sum of clipped updates looks like any other.
+        The server cannot notice that they are clipped: it sees only the sum.
         """
         most = self.settings.clip_range
         num_clipped = int((values.abs() > most).sum())

@@ -1,8 +1,8 @@
 """The charges of private answers in a store's database: one row for each example.
 
 The table is added by the first private answer, so a store that never gave any has the
-format of before. An example without a row has no charges. Row 0, which is no id of an
-example, counts the queries that were answered.
+format of earlier versions. An example without a row has no charges. Row 0 counts the
+answered queries; no example has this id.
 """
 
 import sqlite3
@@ -27,7 +27,7 @@ _NUM_ANSWERS = 0  # id of the row that counts the answers
 class Charges:
     """What examples have spent of their budgets, and the number of answers given."""
 
-    spent: NDArray[np.float64]  # ρ of each example, in the order that was asked for
+    spent: NDArray[np.float64]  # ρ of each example, in the order of the given ids
     num_answers: int
     damaged: tuple[int, ...] = ()  # ids of rows with a wrong checksum; spent is inf
 

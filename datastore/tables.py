@@ -81,7 +81,7 @@ _EMBEDDINGS = """(
     vector BLOB NOT NULL,
     checksum INTEGER NOT NULL
 )"""
-# The table of the charges of private answers, which the first of them adds.
+# The table of the charges of private answers; the first private answer creates it.
 CHARGES = "answer_charges"
 CHARGES_COLUMNS = """(
     id INTEGER PRIMARY KEY,

@@ -237,7 +237,7 @@ class _Remains:
     def charges(self, ids: Ids) -> Charges | None:
         """Return the charges of private answers; None if there were never any.
 
-        An example with damaged charges gets infinite ones, so that it never votes.
+        Damaged charges become infinite, so that the example never votes.
         """
         try:
             if not has_charges(self._connection):

@@ -4,7 +4,7 @@ A line is a JSON object with the number of the entry, its time, the event, the h
 the line before (``previous``), and at its end its own ``hash``: the SHA-256 of the line
 without this field. A changed, removed or moved line breaks the chain. A process that
 may write the file can also rebuild the whole chain, or cut off its end. Only a head
-that was noted elsewhere shows that.
+that was noted elsewhere reveals this.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ Recorder = Callable[..., None]
 
 
 class AuditLogError(RunError):
-    """An audit log was changed or damaged, or does not reach to an expected head."""
+    """An audit log was changed or damaged, or lacks an expected head."""
 
     reasons = (SafeReason(Code.UNUSABLE_STATE),)
 
@@ -110,9 +110,9 @@ class AuditLog:
 
     @contextlib.contextmanager
     def change(self, event: str, **details: object) -> Iterator[None]:
-        """Record a change before it is made in the block, and then if it failed.
+        """Record a change before the block makes it, and again if the block fails.
 
-        Thus a kill leaves no change without an entry.
+        A process that is killed thus leaves no change without an entry.
         """
         self.append(event, **details)
         try:

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Round:
-    """One round: whom it asks, and what is known of the replies."""
+    """One round: its requests, and the state of the replies."""
 
     step: Step
     requests: Mapping[str, Request]  # of the training, by client
@@ -75,7 +75,7 @@ class SecureRounds:
         self._method: SummedUpdates = assembly.method
         self._key, self._federation = assembly.key, federation
         self._quantizer = Quantizer(settings.clip_range, settings.bits)
-        # Of pairwise masks: keys are agreed on once in a process.
+        # With pairwise masks, one key agreement serves all rounds of this process.
         self._execution = secrets.token_hex(8)
         self._keys: dict[str, PublicKeys] = {}
         self._num_attempts = 0

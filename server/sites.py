@@ -31,7 +31,7 @@ log = logging.getLogger("flwr")
 class SiteFederation(LiveFederation):
     """Real clients, which are sent requests by name while they are online.
 
-    ``record`` gets who answered each exchange, for an audit log.
+    ``record`` records the outcome of each exchange, for an audit log.
     """
 
     directory: Directory

@@ -168,7 +168,7 @@ TAMPERING: tuple[Callable[[list[bytes], int], int], ...] = (
     exchanged,
     without_line_end,
 )
-# Only a noted head shows these for the last line.
+# At the last line only a noted head reveals these.
 ONLY_BY_HEAD = {
     altered_with_new_hash,
     removed,
@@ -282,8 +282,8 @@ def test_threads_and_processes_make_one_chain(tmp_path: Path) -> None:
     last = AuditLog(path).verify(num_last=100).last
     assert len(last) == 4 * 25
     for name in ("process-0", "process-1", "thread-0", "thread-1"):
-        own = [entry["count"] for entry in last if entry["by"] == name]
-        assert own == list(range(25))
+        counts = [entry["count"] for entry in last if entry["by"] == name]
+        assert counts == list(range(25))
 
 
 @pytest.mark.slow
@@ -300,9 +300,9 @@ def test_kills_lose_no_entry_that_was_acknowledged(tmp_path: Path) -> None:
         rest, _ = process.communicate(timeout=60)
         acknowledged = 1 + len(re.findall(r"^\d+$", rest, re.MULTILINE))
         verified = log.verify(num_last=10_000)
-        own = [entry["count"] for entry in verified.last if entry["by"] == name]
-        assert own == list(range(len(own)))
-        assert len(own) - acknowledged in (0, 1)
+        counts = [entry["count"] for entry in verified.last if entry["by"] == name]
+        assert counts == list(range(len(counts)))
+        assert len(counts) - acknowledged in (0, 1)
     assert log.verify().num_entries >= 100
 
 

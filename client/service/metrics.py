@@ -23,7 +23,7 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 
 
 def known_method(method: str) -> str:
-    """Return a method of HTTP; callers could invent any number of others."""
+    """Return ``method`` if HTTP defines it, else ``other``, to bound the labels."""
     return method if method in _METHODS else "other"
 
 

@@ -33,8 +33,8 @@ SCOPES: Mapping[Scope, str] = {
     "metrics": "figures for Prometheus",
 }
 OWNER = "owner"  # name of the owner's token, which has all scopes
-# Scopes that a service with private answers withholds from every caller, and those that
-# it leaves to the owner: their answers depend on stored examples without noise.
+# Scopes that a service with private answers withholds from every caller, and scopes
+# that it leaves to the owner: their answers depend on stored examples without noise.
 WITHHELD: frozenset[Scope] = frozenset(("neighbors",))
 FOR_OWNER: frozenset[Scope] = frozenset(("read", "add", "delete"))
 

@@ -1,17 +1,17 @@
 """The client's half of secure aggregation: secrets and a request in, a reply out.
 
-A client refuses what a correct server never asks for:
+A client refuses requests that a correct server never makes:
 
-- keys that are unknown, that two clients share, or that lack its own;
-- fewer neighbours, sealed shares or survivors than the threshold;
-- both kinds of share of one client, which together would unmask its update. As the
-  threshold is more than half of the holders of a secret, honest clients can then not be
-  played off against each other;
-- a request of another execution, or a stage for the second time.
+- with invalid keys, with one key for two clients, or without this client's own keys;
+- with fewer neighbours, sealed shares or survivors than the threshold;
+- for both kinds of share of one client, which together would unmask its update. As the
+  threshold is more than half of the holders of a secret, the server cannot get enough
+  shares of both kinds from different honest clients either;
+- of another execution, or of a stage for the second time.
 
-What clients must know alike (round, largest weight, keys, settings) is part of the text
-from which the keys of pairs are derived. If two neighbours receive different values,
-their masks do not cancel, and the sum stays random.
+The values on which clients must agree (round, largest weight, keys, settings) are part
+of the text from which the keys of pairs are derived. If two neighbours receive
+different values, their masks do not cancel, and the sum stays random.
 """
 
 import hashlib
@@ -61,14 +61,14 @@ class ClientSecrets:
     encryption, masking, self_mask
         Its secrets.
     settings
-        The experiment's settings, which all clients must have alike, as text.
+        The experiment's settings as text, the same for all clients.
     last_attempt
         The last attempt of a ``pairwise`` execution that the client has masked.
     plan
-        The round, once it is known.
+        The round, from the stage ``shares`` on.
     held
-        By number of the owner, the shares that it holds of others and of itself: that
-        of the self-mask secret, then that of the masking secret.
+        By number of the secrets' owner, itself included, the shares that it holds: of
+        the self-mask secret, followed by that of the masking secret.
     """
 
     execution: str
@@ -112,22 +112,22 @@ def share_secrets(
             "expected more than half of them"
         )
     holders = sorted(plan.peers, key=int)
-    of_mask, of_key = (
+    mask_shares, key_shares = (
         split_secret(bytes.fromhex(secret), plan.threshold, holders)
         for secret in (secrets.self_mask, secrets.masking)
     )
     by_receiver = {
         number: seal(
             _key_for_shares(secrets, plan, number),
-            of_mask[number] + of_key[number],
-            _direction(plan.own, number),
+            mask_shares[number] + key_shares[number],
+            _direction(plan.number, number),
         ).hex()
         for number in holders
-        if number != plan.own
+        if number != plan.number
     }
-    held = {plan.own: (of_mask[plan.own] + of_key[plan.own]).hex()}
-    known = replace(secrets, stage="shares", plan=plan, held=held)
-    return known, SealedShares(by_receiver)
+    held = {plan.number: (mask_shares[plan.number] + key_shares[plan.number]).hex()}
+    secrets = replace(secrets, stage="shares", plan=plan, held=held)
+    return secrets, SealedShares(by_receiver)
 
 
 def mask(
@@ -139,8 +139,8 @@ def mask(
     neighbours j that have shared their secrets (Bell et al. 2020, Algorithm 2).
     """
     _require_stage(secrets, request.execution, "shares")
-    plan, held = _known(secrets)
-    neighbors = plan.peers.keys() - {plan.own}
+    plan, held = _plan_and_shares(secrets)
+    neighbors = plan.peers.keys() - {plan.number}
     if not request.sealed.keys() <= neighbors:
         raise SecureAggregationError("found shares of clients that are no neighbours")
     if 1 + len(request.sealed) < plan.threshold:
@@ -160,40 +160,41 @@ def mask(
 def mask_pairwise(
     secrets: ClientSecrets, plan: RoundPlan, values: Words
 ) -> tuple[ClientSecrets, Words]:
-    """Mask an encoded update with pairwise masks alone, which all clients must do.
+    """Mask an encoded update with pairwise masks alone; all clients must do so.
 
-    ``plan.execution`` is that of the keys, then a colon and the number of the attempt,
-    which must be larger than the last one: no mask is used twice.
+    ``plan.execution`` is that of the keys, a colon, and the number of the attempt. This
+    must be larger than in the last request, so that no mask is used twice.
     """
     execution, _, attempt = plan.execution.rpartition(":")
     _require_stage(secrets, execution, "keys")
     if not attempt.isdecimal() or int(attempt) <= secrets.last_attempt:
         raise SecureAggregationError(
-            f"found attempt {attempt[:20]!r}, expected one after {secrets.last_attempt}"
+            f"found attempt {attempt[:20]!r}, expected a number above "
+            f"{secrets.last_attempt}"
         )
     _require_plan(secrets, plan)
     masked = values.copy()
-    _add_pair_masks(masked, secrets, plan, plan.peers.keys() - {plan.own})
+    _add_pair_masks(masked, secrets, plan, plan.peers.keys() - {plan.number})
     return replace(secrets, last_attempt=int(attempt)), masked
 
 
 def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
-    """Stage 3: reveal one share for each client: of its self-mask, or of its pairs'.
+    """Stage 3: reveal one share of each client: of its self-mask or its masking secret.
 
     The caller erases ``secrets`` before the reply leaves.
     """
     _require_stage(secrets, request.execution, "masked")
-    plan, held = _known(secrets)
+    plan, held = _plan_and_shares(secrets)
     survivors, dropped = set(request.survivors), set(request.dropped)
     if survivors & dropped:
         raise SecureAggregationError(
             "found a client both among the survivors and the dropped: its two shares "
             "together would unmask its update"
         )
-    if plan.own not in survivors or (survivors | dropped) != held.keys():
+    if plan.number not in survivors or (survivors | dropped) != held.keys():
         raise SecureAggregationError(
-            "expected this client and all from whom it has shares as survivors or "
-            "dropped, found others"
+            "expected as survivors or dropped this client and all others that gave it "
+            "shares, found a different set"
         )
     if len(survivors) < plan.threshold:
         raise SecureAggregationError(
@@ -220,11 +221,11 @@ def clients_of_sum(secrets: ClientSecrets, request: UnmaskRequest) -> tuple[int,
     """Return the round of a sum, and a fingerprint of the clients in it.
 
     With them a client notices that a round is summed again over other clients: the
-    difference of the two sums would be an update. It knows its neighbours only, but
-    each other client looks at its own.
+    difference of the two sums would be an update. It knows its neighbours only; the
+    other clients check theirs.
     """
-    plan, _ = _known(secrets)
-    clients = [plan.own, plan.clients, sorted(request.survivors)]
+    plan, _ = _plan_and_shares(secrets)
+    clients = [plan.number, plan.clients, sorted(request.survivors)]
     return plan.server_round, hashlib.sha256(json.dumps(clients).encode()).hexdigest()
 
 
@@ -232,7 +233,7 @@ def _require_stage(secrets: ClientSecrets, execution: str, stage: Stage) -> None
     if (secrets.execution, secrets.stage) != (execution, stage):
         raise SecureAggregationError(
             f"found a request after the stage {stage!r} of execution {execution[:40]!r}"
-            f", expected one after {secrets.stage!r} of {secrets.execution!r}"
+            f", expected a request after {secrets.stage!r} of {secrets.execution!r}"
         )
 
 
@@ -240,13 +241,11 @@ def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
     """Reject a plan that a correct server would not make."""
     if not all(number.isdecimal() for number in plan.peers):
         raise SecureAggregationError("found clients without a number")
-    if plan.peers.get(plan.own) != secrets.public_keys:
+    if plan.peers.get(plan.number) != secrets.public_keys:
         raise SecureAggregationError("expected this client's own keys, found others")
-    of_peers = plan.peers.values()
-    all_keys = [peer.encryption for peer in of_peers] + [
-        peer.masking for peer in of_peers
-    ]
-    if len(set(all_keys)) < len(all_keys):
+    peers = plan.peers.values()
+    all_keys = {key for peer in peers for key in (peer.encryption, peer.masking)}
+    if len(all_keys) < 2 * len(peers):
         raise SecureAggregationError("found a key twice, expected keys that differ")
     if len(plan.peers) < FEWEST_CLIENTS:
         raise SecureAggregationError(
@@ -254,7 +253,7 @@ def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
         )
 
 
-def _known(secrets: ClientSecrets) -> tuple[RoundPlan, dict[str, str]]:
+def _plan_and_shares(secrets: ClientSecrets) -> tuple[RoundPlan, dict[str, str]]:
     if secrets.plan is None or secrets.held is None:
         raise SecureAggregationError("expected a round that has begun")
     return secrets.plan, secrets.held
@@ -262,7 +261,7 @@ def _known(secrets: ClientSecrets) -> tuple[RoundPlan, dict[str, str]]:
 
 def _opened(secrets: ClientSecrets, plan: RoundPlan, sender: str, sealed: str) -> str:
     key = _key_for_shares(secrets, plan, sender)
-    shares = open_sealed(key, from_hex(sealed), _direction(sender, plan.own))
+    shares = open_sealed(key, from_hex(sealed), _direction(sender, plan.number))
     if len(shares) != 2 * SECRET_BYTES:
         raise SecureAggregationError(f"found shares of {len(shares)} bytes")
     return shares.hex()
@@ -276,7 +275,7 @@ def _add_pair_masks(
         other = from_hex(plan.peers[number].masking)
         key = pair_key(secret, other, pair_purpose(secrets.settings, plan, number))
         stream = expanded_mask(key, len(masked))
-        if int(plan.own) < int(number):
+        if int(plan.number) < int(number):
             np.add(masked, stream, out=masked)
         else:
             np.subtract(masked, stream, out=masked)
@@ -301,7 +300,7 @@ def pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
         plan.clients,
         plan.largest_weight,
         plan.threshold,
-        *(described(number) for number in sorted((plan.own, number), key=int)),
+        *(described(number) for number in sorted((plan.number, number), key=int)),
     ]
     return hashlib.sha256(json.dumps(known).encode()).digest()
 

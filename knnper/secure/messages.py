@@ -39,20 +39,20 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round as a client and its neighbours must know it.
+    """A round, as it is sent to one client.
 
     Attributes
     ----------
-    own
-        Number of the client that gets this plan.
+    number
+        Of this client.
     weight
-        Training examples of this client in the mean. Others need not know it.
+        Training examples of this client in the mean.
     clients
         Digest of the names of the clients that the round began with. Numbers alone do
         not show that a repeated round has other clients.
     largest_weight
-        The largest weight of these clients: a client's update is multiplied by its
-        weight over this one.
+        Of these clients. A client's update is multiplied by ``weight`` and divided by
+        this number.
     threshold
         t, the shares that recover a secret, and the fewest clients among ``peers`` that
         the sum must contain. 0 if no secret is shared: all must reply.
@@ -62,7 +62,7 @@ class RoundPlan:
 
     execution: str
     server_round: int
-    own: str
+    number: str
     weight: int
     clients: str
     largest_weight: int
@@ -104,7 +104,7 @@ class UnmaskRequest:
     Attributes
     ----------
     survivors
-        Peers, itself included, whose masked updates are in the sum.
+        Peers, itself included, with a masked update in the sum.
     dropped
         Neighbours that exchanged shares and did not send their update.
     """
@@ -116,7 +116,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True)
 class RevealedShares:
-    """Reply of stage 3: this client's shares, by the number of the secret's owner.
+    """Reply of stage 3: the client's shares, by the number of the secret's owner.
 
     Attributes
     ----------

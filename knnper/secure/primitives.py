@@ -51,7 +51,7 @@ def public_key(secret: bytes) -> bytes:
 
 
 def pair_key(secret: bytes, others_public_key: bytes, purpose: bytes) -> bytes:
-    """Return the key that this client and another one agree on, 32 bytes.
+    """Return the key of this client and another client, 32 bytes.
 
     It is the same for both only if they agree on ``purpose``.
     """
@@ -95,8 +95,8 @@ def split_secret(
 ) -> dict[str, bytes]:
     """Split a secret into a share for each holder (Shamir 1979).
 
-    ``threshold`` of them give the secret, and fewer give nothing. The holders' order
-    numbers the shares, which `combine_shares` must be given in the same way.
+    ``threshold`` shares recover the secret, and fewer contain nothing of it. The shares
+    are numbered from 1 in the order of the holders; `combine_shares` needs the numbers.
     """
     names = list(holders)
     shares = Shamir.split(threshold, len(names), secret, ssss=False)
@@ -104,7 +104,7 @@ def split_secret(
 
 
 def combine_shares(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret of ``threshold`` shares, by the holder's place from 1."""
+    """Recover the secret from ``threshold`` shares, by their number."""
     return bytes(Shamir.combine(list(shares.items()), ssss=False))
 
 

@@ -31,7 +31,7 @@ class Quantizer:
 
     @property
     def most_summands(self) -> int:
-        """Number of vectors whose sum cannot leave the signed 32 bits."""
+        """Most vectors that can be added without an overflow of signed 32 bits."""
         return int(2 ** (_RING_BITS - 1) - 1) // self._largest
 
     def encode(
@@ -52,8 +52,8 @@ class Quantizer:
     def decode(self, total: Words, weight_sum: float) -> NDArray[np.float64]:
         """Return the weighted sum that encoded vectors add up to, shape (d,).
 
-        ``weight_sum``: of all summands. Raises ValueError if no summands of these
-        weights have such a sum.
+        ``weight_sum``: of all summands. Raises ValueError if the sum is larger than
+        summands of these weights can have.
         """
         signed = total.view(np.int32).astype(np.int64)
         # Each summand may be rounded away from zero by less than 1.

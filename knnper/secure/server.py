@@ -44,8 +44,8 @@ class Graph:
     neighbors
         k, at most; all others where there are no more.
     threshold
-        The part of a client and its neighbours whose shares recover a secret; in any
-        case more than half of them.
+        The fraction of a group (a client and its neighbours) with enough shares to
+        recover the client's secrets; in any case more than half of the group.
     """
 
     neighbors: int
@@ -113,7 +113,7 @@ class SecureSum:
         self._keys: dict[str, PublicKeys] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
         self._sealed: dict[str, dict[str, str]] = {}  # by sender, then receiver
-        self._sharing: set[str] = set()  # whose masks are in the masked updates
+        self._sharing: set[str] = set()  # clients with masks in the masked updates
         self._survivors: set[str] = set()
         self._total: Words | None = None
         self._revealed: dict[str, RevealedShares] = {}
@@ -176,7 +176,7 @@ class SecureSum:
         self._survivors.add(self._numbers[client])
 
     def unmask_requests(self) -> dict[str, UnmaskRequest]:
-        """Stage 3: by client, whose shares the server needs of it."""
+        """Stage 3: by client, the survivors and the dropped among its peers."""
         _require_enough(len(self._survivors), FEWEST_CLIENTS, "sent updates")
         self._require_recoverable(self._survivors, "sent updates")
         requests = {}
@@ -221,7 +221,7 @@ class SecureSum:
         return RoundPlan(
             execution=self.execution,
             server_round=self._server_round,
-            own=number,
+            number=number,
             weight=self.weights[self._names[number]],
             clients=_digest(self.weights),
             largest_weight=max(self.weights.values()),
@@ -233,7 +233,7 @@ class SecureSum:
         return self._graph.shares_needed(len(self._groups[number]))
 
     def _alive(self, number: str, clients: Collection[str]) -> list[str]:
-        """Return those of a client's group who are in ``clients``, by number."""
+        """Return the members of a client's group that are in ``clients``, sorted."""
         alive = (peer for peer in self._groups[number] if peer in clients)
         return sorted(alive, key=int)
 
@@ -243,9 +243,8 @@ class SecureSum:
             num_alive = len(self._alive(number, repliers))
             needed = number in self._survivors or self._alive(number, self._survivors)
             if needed:
-                _require_enough(
-                    num_alive, self._threshold(number), action, "of a client's group"
-                )
+                action_of_group = f"of a client's group {action}"
+                _require_enough(num_alive, self._threshold(number), action_of_group)
 
     def _recovered(self, number: str, *, of_masks: bool) -> bytes:
         """Recover a client's self-mask secret or masking secret from its shares."""
@@ -283,8 +282,8 @@ def pairwise_plans(
 ) -> dict[str, RoundPlan]:
     """Return the round of each client for `mask_pairwise`: all are neighbours.
 
-    ``keys``: of the clients in the sum. ``weights``: of these, and of clients that the
-    round began with. ``execution``: as `mask_pairwise` needs it.
+    ``keys``: of the clients in the sum. ``weights``: of all clients that the round
+    began with. ``execution``: as `mask_pairwise` needs it.
     """
     numbers = {name: str(place) for place, name in enumerate(sorted(keys), 1)}
     peers = {numbers[name]: keys[name] for name in numbers}
@@ -292,7 +291,7 @@ def pairwise_plans(
         name: RoundPlan(
             execution=execution,
             server_round=server_round,
-            own=number,
+            number=number,
             weight=weights[name],
             clients=_digest(keys),
             largest_weight=max(weights.values()),
@@ -307,9 +306,9 @@ def _digest(names: Iterable[str]) -> str:
     return hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
 
 
-def _require_enough(count: int, least: int, action: str, of_whom: str = "") -> None:
+def _require_enough(count: int, least: int, action: str) -> None:
     if count < least:
         raise TooFewClientsError(
-            f"{count} clients {of_whom}{' ' * bool(of_whom)}{action}, expected {least} "
-            "or more: no sum is unmasked, and nothing was learned of any update"
+            f"{count} clients {action}, expected {least} or more: no sum is unmasked, "
+            "and nothing was learned of any update"
         )

@@ -113,7 +113,7 @@ class SummedUpdates(UpdateProcessor):
 
 
 def _uncounted(update: Any) -> Any:
-    """Replace the two figures that a site may withhold, which all must have alike."""
+    """Set the two figures that differ between clients to fixed values."""
     return replace(update, num_examples=1, train_loss=math.nan)
 
 

@@ -132,18 +132,18 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def site(file: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Return the site in a new run, in a process that keeps all embeddings."""
-    made = Site(file, run=next(_RUNS))
+    recording_site = Site(file, run=next(_RUNS))
     for network in (Mlp, TinyCnn):
         embed = network.embed
 
         def kept(model: Any, x: Tensor, embed: Callable[..., Tensor] = embed) -> Tensor:
             embeddings = embed(model, x)
             if not torch._C._functorch.is_functorch_wrapped_tensor(embeddings):
-                made.embeddings.append(embeddings.detach().clone())
+                recording_site.embeddings.append(embeddings.detach().clone())
             return embeddings
 
         monkeypatch.setattr(network, "embed", kept)
-    return made
+    return recording_site
 
 
 _RUNS = iter(range(1, 10_000))
@@ -266,7 +266,7 @@ def label_counts(data: SiteData) -> list[NDArray[np.int64]]:
 
 @dataclass(frozen=True)
 class Planted:
-    """What is private in a site's data, in all forms that are searched for.
+    """The private values of a site's data, in all forms that the search covers.
 
     Attributes
     ----------
@@ -319,7 +319,7 @@ class Planted:
 
 
 def as_planted(embeddings: Iterable[Tensor]) -> dict[str, PlantedValues]:
-    """Return embeddings, each shape (n, p), as what is searched for."""
+    """Return embeddings, each of shape (n, p), in the forms that the search covers."""
     by_width: dict[int, list[Tensor]] = {}
     for batch in embeddings:
         by_width.setdefault(batch.shape[-1], []).append(batch)
@@ -369,7 +369,7 @@ def test_nothing_private_leaves_a_site(site: Site, planted: Planted, name: str) 
 def test_nothing_private_leaves_a_site_that_joins_late(
     tmp_path: Path, site: Site, planted: Planted
 ) -> None:
-    """It gets the model, serves it from then on, and reports how good it is."""
+    """It installs the model, serves it from then on, and reports its accuracy."""
     site = replace(site, file=write_site(tmp_path))
     agreed = experiment("knn_per")
     data: Any = agreed.data.settings

@@ -1,4 +1,4 @@
-"""Secure aggregation over five real sites, of which one is killed at each stage."""
+"""Secure aggregation over five real sites; one is killed at each stage."""
 
 import json
 from collections.abc import Mapping

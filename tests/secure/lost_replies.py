@@ -44,7 +44,7 @@ class LosingReplies(Federation):
 
 
 def losing(bench: Workbench, folder: Path, lost: Lost) -> LosingReplies:
-    """Return the virtual clients of ``bench``, some of whose replies are lost."""
+    """Return the virtual clients of ``bench``, with lost replies."""
     return LosingReplies(SerialFederation(runtime_of(bench, folder)), lost)
 
 

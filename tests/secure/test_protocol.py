@@ -1,4 +1,4 @@
-"""SecAgg+ as state machines: the sum, drop-outs, and what each side refuses."""
+"""SecAgg+ as state machines: the sum, drop-outs, and refusals of both sides."""
 
 import contextlib
 import dataclasses
@@ -98,7 +98,7 @@ def test_three_clients_tolerate_no_drop_out_after_the_shares() -> None:
         execution.total()
 
 
-def test_graph_is_symmetric_and_as_large_as_asked() -> None:
+def test_graph_is_symmetric_and_has_k_neighbors() -> None:
     numbers = [str(number) for number in range(1, 101)]
     groups = Graph(20, 0.6).groups(numbers, np.random.default_rng(3))
     for number, group in groups.items():
@@ -272,7 +272,7 @@ def test_unmask_before_masking_is_refused() -> None:
         )
 
 
-def test_neighbors_that_are_told_different_scales_give_no_sum() -> None:
+def test_neighbors_with_different_scales_give_no_sum() -> None:
     updates = updates_of(3)
     execution = Execution(updates, weights_of(updates))
     execution.exchange_keys()

@@ -196,7 +196,7 @@ def test_keys_of_another_round_are_refused(
         train(secure_bench, AnotherRound(inner), tmp_path)
 
 
-def test_nothing_is_unmasked_where_more_clients_failed_than_may(
+def test_nothing_is_unmasked_after_more_failures_than_allowed(
     tmp_path: Path,
 ) -> None:
     bench = bench_of({"name": "secagg_plus"}, run={"max_failed_fraction": 0.1})

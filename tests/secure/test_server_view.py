@@ -1,4 +1,4 @@
-"""What the server sees: all messages of an execution, and what follows from them."""
+"""The server's view: all messages of an execution, and attacks that use them."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def test_sums_of_some_masked_updates_are_uniform() -> None:
 
 def test_masked_update_stays_uniform_without_the_masks_that_the_server_learns() -> None:
     # It learns every survivor's self-mask secret, and the masking secret of the dropped
-    # client: what is left of a survivor's mask are those with the other survivors.
+    # client. The masks of pairs of survivors remain.
     execution = _executed(dropped="004")
     for name in sorted(execution.unmask_requests):
         number = str(int(name) + 1)
@@ -76,7 +76,8 @@ def test_server_gets_fewer_shares_of_a_survivors_pair_masks_than_it_needs() -> N
         assert not any(
             number in revealed.masking_keys for revealed in execution.revealed.values()
         )
-    # And of the dropped client, whose late update it may still receive, no self-mask.
+    # Nor does it get a share of the dropped client's self-mask secret: the late update
+    # of this client may still arrive.
     assert not any(
         "5" in revealed.self_masks for revealed in execution.revealed.values()
     )
@@ -94,8 +95,8 @@ def test_both_secrets_of_a_client_would_unmask_its_update() -> None:
 
 
 def test_shares_from_both_sides_do_not_reach_the_threshold() -> None:
-    # The server tells some holders that the victim dropped out, and the rest that it
-    # survived: at most one of the two kinds of share is enough for a secret.
+    # The server lists the victim as dropped to some holders, and as a survivor to the
+    # rest: at most one of the two kinds of share is enough for a secret.
     for size in range(3, 40):
         threshold = Graph(size, 0.1).shares_needed(size)
         for num_dropped in range(size + 1):

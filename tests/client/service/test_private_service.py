@@ -1,4 +1,4 @@
-"""A service with private answers: what it answers, charges, leaves out and refuses."""
+"""A service with private answers: answers, charges, withheld fields, refusals."""
 
 import contextlib
 import threading
