@@ -62,7 +62,7 @@ class Embedded:
         return Embedded(self.embeddings[places], self.labels[places])
 
     def accuracy(self, probabilities: Tensor) -> float:
-        """Return the fraction of images whose label is the most probable."""
+        """Return the fraction of images with the most probable class as label."""
         return float((probabilities.argmax(dim=1) == self.labels).double().mean())
 
     def p_global(self) -> Tensor:
@@ -119,14 +119,15 @@ def site_of(train: Embedded, test: Embedded, seed: int) -> Site:
         shares = rng.dirichlet([ALPHA] * NUM_CLASSES)
     order = rng.permutation(len(train.labels))
     head = trained_head(train.take(order[:NUM_HEAD]), rng)
-    own = images_by_class(train, order[NUM_HEAD:], NUM_STORED + NUM_VALIDATION, shares)
-    own = rng.permutation(own)
+    rest = order[NUM_HEAD:]
+    rows = images_by_class(train, rest, NUM_STORED + NUM_VALIDATION, shares)
+    rows = rng.permutation(rows)
     queries = images_by_class(
         test, rng.permutation(len(test.labels)), NUM_QUERIES, shares
     )
     parts = (
-        train.take(own[:NUM_STORED]),
-        train.take(own[NUM_STORED:]),
+        train.take(rows[:NUM_STORED]),
+        train.take(rows[NUM_STORED:]),
         test.take(rng.permutation(queries)),
     )
     with torch.inference_mode():

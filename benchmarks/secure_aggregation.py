@@ -94,7 +94,7 @@ def round_seconds(bench: Workbench, num_bytes: Counter[str]) -> float:
 
 
 def measure(num_clients: int, protocol: str, repetitions: int) -> Measurement:
-    """Measure one protocol with so many clients in each round."""
+    """Measure one protocol with ``num_clients`` clients in each round."""
     plain, secure = (
         bench_of(num_clients, None),
         bench_of(num_clients, {"name": protocol}),

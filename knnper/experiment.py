@@ -192,12 +192,12 @@ class SecAggPlusSettings(Settings):
     Attributes
     ----------
     neighbors
-        k, the clients with which each shares its secrets; all others of the round where
-        there are no more. Useful: 20 to 100; time and bytes grow with it.
+        k, the clients with which each client shares its secrets; all others of a
+        smaller round. Useful: 20 to 100; time and bytes grow with it.
     threshold
-        Part of a client and its neighbours that must stay to the end of a round, above
-        0.5. As many clients as fall short of it may drop out; as many as it, together
-        with the server, can read the update of a client.
+        The fraction of each group (a client and its neighbours) that must stay to the
+        end of a round, above 0.5. This many members of a group, together with the
+        server, can read the client's update.
     clip_range
         Each number of an update is clipped to plus or minus this.
     bits
@@ -215,8 +215,7 @@ class SecAggPlusSettings(Settings):
 class PairwiseSettings(Settings):
     """Masks between each pair of clients, for a handful that are all present.
 
-    Keys are agreed on once for a run. A round in which a client is missing is repeated
-    without it.
+    One key agreement serves a whole run. A round is repeated without a missing client.
 
     Attributes
     ----------

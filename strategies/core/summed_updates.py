@@ -82,8 +82,8 @@ class SummedUpdates(UpdateProcessor):
             raise CodecError("expected the shapes of tensors, found others")
         size = sum(math.prod(shape) for shape in shapes.values())
         if summed.values.shape != (size,):
-            found = tuple(summed.values.shape)
-            raise CodecError(f"expected {size} numbers, found {found}")
+            num_values = tuple(summed.values.shape)
+            raise CodecError(f"expected {size} numbers, found {num_values}")
         tensors = {path: torch.zeros(1).expand(shapes[path]) for path in shapes}
         parts = Parts(tensors, summed.structure)
         update = _uncounted(put_together(self.method.update_type, parts))

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from knnper.audit_log import AuditLog
 from knnper.client.service import audit
@@ -32,6 +33,12 @@ def entries(state: Path) -> list[dict[str, Any]]:
     return [{key: entry[key] for key in entry if key not in chain} for entry in last]
 
 
+def audited(served: SmallServed, state: Path, tokens: Tokens | None) -> ASGIApp:
+    """Return a service that keeps an audit log in ``state``."""
+    log = AuditLog.of(state)
+    return make_service("site-a", lambda: served, tokens=tokens, audit_log=log)
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> SmallServed:
     return small_served(tmp_path / "store")
@@ -39,12 +46,7 @@ def served(tmp_path: Path) -> SmallServed:
 
 @pytest.fixture
 def client(tmp_path: Path, served: SmallServed) -> Iterator[httpx.Client]:
-    app = make_service(
-        "site-a",
-        lambda: served,
-        tokens=Tokens(tmp_path, TOKEN),
-        audit_log=AuditLog.of(tmp_path),
-    )
+    app = audited(served, tmp_path, Tokens(tmp_path, TOKEN))
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with (
         running(app) as address,
@@ -97,12 +99,7 @@ def test_failed_change_is_recorded(
 def test_requests_are_counted_until_the_service_ends(
     tmp_path: Path, served: SmallServed
 ) -> None:
-    app = make_service(
-        "site-a",
-        lambda: served,
-        tokens=Tokens(tmp_path, TOKEN),
-        audit_log=AuditLog.of(tmp_path),
-    )
+    app = audited(served, tmp_path, Tokens(tmp_path, TOKEN))
     tablet = {"Authorization": f"Bearer {add_token(tmp_path, 'tablet', ['predict'])}"}
     owner = {"Authorization": f"Bearer {TOKEN}"}
     body = {"inputs": some_inputs(1).tolist()}
@@ -142,9 +139,7 @@ def test_counts_are_written_while_the_service_runs(
     tmp_path: Path, served: SmallServed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "_EVERY_S", 0.02)
-    app = make_service(
-        "site-a", lambda: served, tokens=None, audit_log=AuditLog.of(tmp_path)
-    )
+    app = audited(served, tmp_path, tokens=None)
     with running(app) as address, httpx.Client(base_url=address, timeout=30) as client:
         wait_until_ready(client)
         wait_until(lambda: entries(tmp_path), "the counts are written")
