@@ -63,8 +63,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         Settings of private answers; None answers without noise.
     """
 
-    privacy: PrivateAnswerSettings | None = None
-
     def __init__(
         self,
         site_state: SiteState,

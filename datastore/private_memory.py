@@ -1,6 +1,5 @@
 """Private answers from a store: charges are on disk before an answer leaves."""
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,11 +17,7 @@ from knnper.datastore.private_answers import (
     normalised,
 )
 from knnper.datastore.store import Store
-
-
-def rng_of_the_system() -> np.random.Generator:
-    """Return a generator with a state that the operating system has drawn."""
-    return np.random.default_rng(secrets.randbits(256))
+from knnper.privacy import system_noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +53,7 @@ class PrivateMemory:
         store: Store,
         settings: PrivateAnswerSettings,
         fingerprint: str,
-        make_rng: Callable[[], np.random.Generator] = rng_of_the_system,
+        make_rng: Callable[[], np.random.Generator] = system_noise,
     ) -> None:
         self.settings = settings
         self._store = store

@@ -62,7 +62,7 @@ def seeded_noise(key: RandomKey) -> np.random.Generator:
     return key.numpy()
 
 
-def system_noise(_: RandomKey) -> np.random.Generator:
+def system_noise(_: RandomKey | None = None) -> np.random.Generator:
     """Return a generator seeded by the operating system, for real clients."""
     return np.random.Generator(np.random.PCG64(secrets.randbits(128)))
 

@@ -24,7 +24,7 @@ from knnper.datastore.examples import (
     StoreMismatchError,
 )
 from knnper.datastore.private_answers import PrivateAnswerSettings
-from knnper.datastore.private_memory import PrivateMemory, rng_of_the_system
+from knnper.datastore.private_memory import PrivateMemory
 from knnper.datastore.store import (
     Store,
     create_store,
@@ -243,8 +243,10 @@ def in_threads(*tasks: Callable[[], None]) -> None:
 
 
 def test_noise_of_a_service_is_never_repeated() -> None:
-    draws = [rng_of_the_system().normal(size=4).tolist() for _ in range(50)]
-    assert len({tuple(draw) for draw in draws}) == 50
+    with empty_memory_store(SPEC, 6, "model") as store:
+        memory = PrivateMemory(store, SETTINGS, store.fingerprint)
+        draws = {memory._make_rng().normal() for _ in range(50)}
+    assert len(draws) == 50
 
 
 @pytest.mark.slow

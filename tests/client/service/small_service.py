@@ -99,6 +99,7 @@ class SmallServed(ServedModel):
 
     def __init__(self, model: GlobalModel, store: Store) -> None:
         self.store, self._model = store, model
+        self.privacy = None
         self.settings = replace(SERVING, model=model.fingerprint)
         self.is_closed = False
         self.predict(some_inputs(1, model.spec))
