@@ -117,8 +117,7 @@ class SecureRounds:
             total = self._sum_with_shares(current, self._settings)
         else:
             total = self._sum_of_pairs(current)
-        if current.sample is None:
-            raise TooFewClientsError("no client sent an update")
+        assert current.sample is not None, "a sum has at least three clients"
         largest = max(weights[client] for client in by_client)
         weight_sum = sum(weights[client] / largest for client in tally.used)
         try:
@@ -181,7 +180,8 @@ class SecureRounds:
                 {client: self._keys[client] for client in clients},
                 current.weights,
                 current.step.server_round,
-                f"{self._execution}:{self._num_attempts}",
+                self._execution,
+                self._num_attempts,
             )
             requests = {
                 client: MaskRequest(self._execution, plan=plan)

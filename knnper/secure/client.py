@@ -160,22 +160,17 @@ def mask(
 def mask_pairwise(
     secrets: ClientSecrets, plan: RoundPlan, values: Words
 ) -> tuple[ClientSecrets, Words]:
-    """Mask an encoded update with pairwise masks alone; all clients must do so.
-
-    ``plan.execution`` is that of the keys, a colon, and the number of the attempt. This
-    must be larger than in the last request, so that no mask is used twice.
-    """
-    execution, _, attempt = plan.execution.rpartition(":")
-    _require_stage(secrets, execution, "keys")
-    if not attempt.isdecimal() or int(attempt) <= secrets.last_attempt:
+    """Mask an encoded update with pairwise masks alone; all clients must do so."""
+    _require_stage(secrets, plan.execution, "keys")
+    if plan.attempt <= secrets.last_attempt:  # no mask may be used twice
         raise SecureAggregationError(
-            f"found attempt {attempt[:20]!r}, expected a number above "
+            f"found attempt {plan.attempt}, expected a number above "
             f"{secrets.last_attempt}"
         )
     _require_plan(secrets, plan)
     masked = values.copy()
     _add_pair_masks(masked, secrets, plan, plan.peers.keys() - {plan.number})
-    return replace(secrets, last_attempt=int(attempt)), masked
+    return replace(secrets, last_attempt=plan.attempt), masked
 
 
 def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
@@ -296,6 +291,7 @@ def pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
     known = [
         settings,
         plan.execution,
+        plan.attempt,
         plan.server_round,
         plan.clients,
         plan.largest_weight,

@@ -58,6 +58,8 @@ class RoundPlan:
         the sum must contain. 0 if no secret is shared: all must reply.
     peers
         By number, the keys of the client itself and of its neighbours.
+    attempt
+        With ``pairwise``, the number of the sum among all with the same keys, from 1.
     """
 
     execution: str
@@ -68,6 +70,7 @@ class RoundPlan:
     largest_weight: int
     threshold: int
     peers: dict[str, PublicKeys]
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

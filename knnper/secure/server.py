@@ -279,11 +279,12 @@ def pairwise_plans(
     weights: Mapping[str, int],
     server_round: int,
     execution: str,
+    attempt: int,
 ) -> dict[str, RoundPlan]:
     """Return the round of each client for `mask_pairwise`: all are neighbours.
 
     ``keys``: of the clients in the sum. ``weights``: of all clients that the round
-    began with. ``execution``: as `mask_pairwise` needs it.
+    began with. ``execution``: that of the keys.
     """
     numbers = {name: str(place) for place, name in enumerate(sorted(keys), 1)}
     peers = {numbers[name]: keys[name] for name in numbers}
@@ -297,6 +298,7 @@ def pairwise_plans(
             largest_weight=max(weights.values()),
             threshold=0,
             peers=peers,
+            attempt=attempt,
         )
         for name, number in numbers.items()
     }

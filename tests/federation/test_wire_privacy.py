@@ -109,15 +109,17 @@ def test_neither_examples_nor_embeddings_leave_a_client(federation: Federation) 
         bodies = recorder.bodies()
         _require_whole_recording(bodies, run)
         secrets = _secrets(federation, run)
-        for what, secret in secrets.items():
-            assert len(secret) > 1000, f"too little to look for: {what}"
-            assert secret.count_in(bodies) == 0, what
+        for form, secret in secrets.items():
+            assert len(secret) > 1000, f"too little to look for: {form}"
+            assert secret.count_in(bodies) == 0, form
 
         # The same search finds what is sent on purpose.
         _send_on_purpose(federation, run)
         assert federation.resume(run, stay=60).wait() == 0
         wait_until(
-            lambda: all(one.count_in(recorder.bodies()) for one in secrets.values()),
+            lambda: all(
+                secret.count_in(recorder.bodies()) for secret in secrets.values()
+            ),
             "the search finds every form",
         )
 
@@ -125,17 +127,17 @@ def test_neither_examples_nor_embeddings_leave_a_client(federation: Federation) 
 def _require_whole_recording(bodies: list[bytes], run: Run) -> None:
     """All updates were recorded, and hardly anything else."""
     num_bytes = sum(map(len, bodies))
-    bytes_up = sum(one["bytes_up"] for one in run.rounds)
+    bytes_up = sum(record["bytes_up"] for record in run.rounds)
     assert bytes_up < num_bytes < bytes_up + 400_000
 
 
 def _secrets(federation: Federation, run: Run) -> dict[str, PlantedValues]:
-    """Return what may not be found, by what it is."""
+    """Return the values that must not leave a client, by form."""
     model = load_model(run.folder / "model")
     clients = [_forms(federation.client_folder(name), model) for name in SEEN]
     return {
-        what: PlantedValues(np.concatenate([forms[what] for forms in clients]))
-        for what in clients[0]
+        form: PlantedValues(np.concatenate([forms[form] for forms in clients]))
+        for form in clients[0]
     }
 
 

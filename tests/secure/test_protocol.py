@@ -323,7 +323,7 @@ def test_pairwise_masks_cancel_in_each_round_of_one_key_agreement() -> None:
     values = np.arange(40, dtype=np.uint32)
     seen = []
     for attempt in (1, 2, 3):
-        plans = pairwise_plans(keys, weights, 1, f"keys:{attempt}")
+        plans = pairwise_plans(keys, weights, 1, "keys", attempt)
         total = np.zeros(40, np.uint32)
         for name, plan in plans.items():
             before = secrets[name]
