@@ -407,6 +407,10 @@ class Personalizer(Method):
         return self.method.work(client_id)
 
     @override
+    def bytes_up(self, client_id: str) -> int:
+        return self.method.bytes_up(client_id)
+
+    @override
     def num_coordinates(self, tensor: Tensor) -> int:
         return self.method.num_coordinates(tensor)
 

@@ -17,6 +17,7 @@ from knnper.experiment_file import load_experiment
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.afl import AFL, AFLSettings, solve_ridge, to_matrix, to_vector
 from knnper.strategies.core.mean_update import differences, synthetic_update
+from knnper.strategies.core.method import AsItIs
 from knnper.strategies.core.records import ModelPayload
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
@@ -199,3 +200,10 @@ def test_other_experiments_are_refused() -> None:
 def test_head_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="a head that is no linear layer"):
         AFL(two_weights_task(linear_task().training, 1, 0), AFLSettings())
+
+
+def test_bytes_are_those_of_the_statistics_below_a_personalisation() -> None:
+    method = AFL(linear_task(num_pixels=2), AFLSettings())
+    on_top = AsItIs(method.task, method, AsItIs.settings_type())
+    # Three numbers of C and four of B.
+    assert on_top.bytes_up("a") == method.bytes_up("a") == 4 * (3 + 4)
