@@ -14,10 +14,9 @@ from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.private_updates import (
-    NoisyUpdates,
+    PrivateUpdates,
     client_deviation,
-    clipped,
-    noisy,
+    private_update,
 )
 from knnper.strategies.core.processing import UpdateProcessor
 from knnper.strategies.core.records import ModelUpdate
@@ -37,7 +36,7 @@ class Protection:
     ) -> "Protection | None":
         """Return the smaller S and the larger noise of a site and a run.
 
-        None if the site sends updates as they are.
+        None without clipping at the site.
         """
         if site is None or site.clip_norm is None:
             return None
@@ -76,7 +75,7 @@ class ProtectedUpdates(UpdateProcessor):
     Parameters
     ----------
     protection
-        None leaves the change as it is.
+        None adds no noise and clips nothing.
     weight
         Replaces the number of examples; None leaves it.
     """
@@ -88,31 +87,22 @@ class ProtectedUpdates(UpdateProcessor):
         protection: Protection | None,
         weight: int | None,
     ) -> None:
-        # The site adds at least the noise that the run asks of its clients.
-        while protection is not None and isinstance(method, NoisyUpdates):
+        # The run's norm and noise are part of the protection.
+        if protection is not None and isinstance(method, PrivateUpdates):
             method = method.method
         super().__init__(task, method, NoSettings())
         self._protection = protection
         self._weight = weight
 
     @override
-    def process(
-        self,
-        payload: Any,
-        update: Any,
-        client_state: Any,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[Any, None]:
+    def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
         if self._weight is not None:
             update = replace(update, num_examples=self._weight)
         if self._protection is None:
-            return update, None
+            return update
         require_no_buffers(self.task.model)
         self.require_origins(payload, update)
         clip_norm = self._protection.clip_norm
         deviation = self._protection.noise_multiplier * clip_norm
-        if not deviation:
-            return clipped(self, payload, update, clip_norm)[0], None
-        generator = system_noise(rng)
-        return noisy(self, payload, update, deviation, generator, clip_norm), None
+        noise = system_noise(rng) if deviation else None
+        return private_update(self, payload, update, clip_norm, noise, deviation)

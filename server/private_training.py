@@ -54,7 +54,7 @@ from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.mean_update import differences, synthetic_update
 from knnper.strategies.core.method import AS_IT_IS
-from knnper.strategies.core.private_updates import clipped, length
+from knnper.strategies.core.private_updates import length, private_update
 
 # σ_b by default: this fraction of the expected clients of a round (Andrew et al. 2021,
 # section 3.1).
@@ -361,8 +361,8 @@ class PrivateRound:
         """Yield the updates of a round without noise: clipped, all with one weight."""
         method = self.training.method
         for client, update in updates:
-            short, is_clipped = clipped(method, self.payload, update, self.clip_norm)
-            self._num_unclipped += 0.5 - is_clipped
+            short = private_update(method, self.payload, update, self.clip_norm)
+            self._num_unclipped += 0.5 if short is update else -0.5
             yield client, replace(short, num_examples=weight)
 
     def add_all(self, updates: Updates[Any]) -> None:

@@ -98,7 +98,7 @@ def _processed(method: Method, payload: Any, update: Any, rng: RandomKey) -> Any
     if not isinstance(method, UpdateProcessor):
         return update
     inner = _processed(method.method, payload, update, rng)
-    sent = method.process(payload, inner, None, 1, rng)[0]
+    sent = method.process(payload, inner, rng)
     return method.decoded(payload, sent)
 
 

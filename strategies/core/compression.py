@@ -25,14 +25,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from knnper.data.examples import ClientData
 from knnper.errors import CodecError
 from knnper.own import Kind
 from knnper.records import Parts, is_shape, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, PositiveFraction, Settings, SettingsTypes
 from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.processing import UpdateProcessor
-from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.records import NoState, Record, require_finite
 from knnper.strategies.core.task import Task
 
 Values = NDArray[np.float32]
@@ -280,38 +282,50 @@ class Compressed(UpdateProcessor):
             self.client_state_type = CompressedState
 
     @override
-    def process(
-        self,
-        payload: Any,
-        update: Any,
-        client_state: Any,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[CompressedUpdate, dict[str, Tensor]]:
-        remembers = isinstance(client_state, CompressedState)
-        past = client_state.left_out if remembers else {}
-        return self._encoded(payload, update, past, rng.child("compression"))
+    def process(self, payload: Any, update: Any, rng: RandomKey) -> CompressedUpdate:
+        """Compress an update without the error of earlier rounds."""
+        return self._encoded(payload, update, {}, rng.child("compression"))[0]
 
     @override
-    def method_state(self, client_state: Any) -> Any:
+    def client_update(
+        self,
+        payload: Any,
+        client_state: Any,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[Any, Any]:
+        inner_state, update = self.method.client_update(
+            payload, self._inner_state(client_state), data, server_round, rng
+        )
+        require_finite("update", update)
+        remembers = isinstance(client_state, CompressedState)
+        past = client_state.left_out if remembers else {}
+        sent, left_out = self._encoded(payload, update, past, rng.child("compression"))
+        if not self._compressor.error_feedback:
+            return inner_state, sent
+        parts = (
+            Parts({}, "")
+            if isinstance(inner_state, NoState)
+            else take_apart(inner_state)
+        )
+        return CompressedState(parts.structure, dict(parts.tensors), left_out), sent
+
+    @override
+    def personalize(
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> Predictor:
+        state = self._inner_state(client_state)
+        return self.method.personalize(payload, state, data, rng)
+
+    def _inner_state(self, client_state: Any) -> Any:
+        """Return the part of a client's state that is the state of the method below."""
         if not isinstance(client_state, CompressedState):
             return client_state
         if not client_state.structure:
             return None
-        kind = self.method.client_state_type
         parts = Parts(client_state.tensors, client_state.structure)
-        return put_together(kind, parts)
-
-    @override
-    def processor_state(self, method_state: Any, kept: Any) -> Any:
-        if not self._compressor.error_feedback:
-            return method_state
-        parts = (
-            Parts({}, "")
-            if isinstance(method_state, NoState)
-            else take_apart(method_state)
-        )
-        return CompressedState(parts.structure, dict(parts.tensors), kept)
+        return put_together(self.method.client_state_type, parts)
 
     @override
     def bytes_up(self, client_id: str) -> int:

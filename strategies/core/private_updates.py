@@ -44,91 +44,62 @@ def length(difference: Tensor) -> float:
     return float(np.sqrt(np.square(difference.numpy(), dtype=np.float64).sum()))
 
 
-def clipped(
-    method: Method, payload: Any, update: Any, clip_norm: float
-) -> tuple[Any, bool]:
-    """Clip the change of an update; return it, and whether it was too long.
-
-    An update that is no longer than ``clip_norm`` is returned as it is.
-    """
-    difference = differences(method, payload, update)
-    norm = length(difference)
-    if norm <= clip_norm:
-        return update, False
-    scaled = difference * (clip_norm / norm)
-    return moved_update(method, payload, update, scaled), True
-
-
-def noisy(
+def private_update(
     method: Method,
     payload: Any,
     update: Any,
-    standard_deviation: float,
-    generator: np.random.Generator,
-    clip_norm: float = math.inf,
+    clip_norm: float,
+    noise: np.random.Generator | None = None,
+    standard_deviation: float = 0.0,
 ) -> Any:
-    """Clip an update's change, and add Gaussian noise to each coordinate.
+    """Clip the change of an update, and add Gaussian noise to each coordinate.
 
-    The change is not rounded in between: where the weights that were sent are large,
+    An update within ``clip_norm`` is returned as it is if there is no noise. A clipped
+    change is not rounded before the noise: where the weights that were sent are large,
     rounding to float32 could double its norm.
     """
     difference = differences(method, payload, update).double()
     norm = length(difference)
     if norm > clip_norm:
         difference *= clip_norm / norm
-    noise = generator.normal(0.0, standard_deviation, len(difference))
-    moved = difference + torch.from_numpy(noise)
-    return moved_update(method, payload, update, moved)
+    elif noise is None:
+        return update
+    if noise is not None:
+        values = noise.normal(0.0, standard_deviation, len(difference))
+        difference += torch.from_numpy(values)
+    return moved_update(method, payload, update, difference)
 
 
-class ClippedUpdates(UpdateProcessor):
-    """Clips the updates of a method."""
+class PrivateUpdates(UpdateProcessor):
+    """Clips the updates of a method and adds noise to them; see `private_update`.
 
-    def __init__(self, task: Task, method: Method, clip_norm: float) -> None:
-        super().__init__(task, method, NoSettings())
-        self.clip_norm = clip_norm
-
-    @override
-    def process(
-        self,
-        payload: Any,
-        update: Any,
-        client_state: Any,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[Any, None]:
-        return clipped(self, payload, update, self.clip_norm)[0], None
-
-
-class NoisyUpdates(UpdateProcessor):
-    """Adds noise to the updates of a method, clipped once more; see `noisy`."""
+    Parameters
+    ----------
+    standard_deviation
+        0 adds no noise.
+    """
 
     def __init__(
         self,
         task: Task,
         method: Method,
-        standard_deviation: float,
         clip_norm: float,
+        standard_deviation: float,
         noise_source: NoiseSource,
     ) -> None:
         super().__init__(task, method, NoSettings())
-        self.standard_deviation = standard_deviation
         self.clip_norm = clip_norm
+        self.standard_deviation = standard_deviation
         self.noise_source = noise_source
 
     @override
-    def process(
-        self,
-        payload: Any,
-        update: Any,
-        client_state: Any,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[Any, None]:
-        generator = self.noise_source(rng.child("privacy noise"))
-        deviation = self.standard_deviation
-        noised = noisy(self, payload, update, deviation, generator, self.clip_norm)
-        return noised, None
+    def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
+        noise = None
+        if self.standard_deviation:
+            noise = self.noise_source(rng.child("privacy noise"))
+        return private_update(
+            self, payload, update, self.clip_norm, noise, self.standard_deviation
+        )
 
 
 def client_deviation(privacy: PrivacySettings) -> float:
@@ -154,12 +125,10 @@ def private_updates(
             "train the head of a frozen model"
         )
         raise ConfigError([Problem("model.name", message)])
-    if privacy.adaptive is None:
-        method = ClippedUpdates(task, method, privacy.clip_norm)
+    if privacy.adaptive is not None:
+        return method  # the server clips
     deviation = client_deviation(privacy)
-    if deviation:
-        method = NoisyUpdates(task, method, deviation, privacy.clip_norm, noise_source)
-    return method
+    return PrivateUpdates(task, method, privacy.clip_norm, deviation, noise_source)
 
 
 def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterator[Problem]:

@@ -53,24 +53,16 @@ class SummedUpdates(UpdateProcessor):
         self.update_type = SummedUpdate
 
     @override
-    def process(
-        self,
-        payload: Any,
-        update: Any,
-        client_state: Any,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[SummedUpdate, None]:
+    def process(self, payload: Any, update: Any, rng: RandomKey) -> SummedUpdate:
         parts = take_apart(_uncounted(update))
         shapes = {path: tuple(tensor.shape) for path, tensor in parts.tensors.items()}
-        summed = SummedUpdate(
+        return SummedUpdate(
             num_examples=update.num_examples,
             train_loss=update.train_loss,
             structure=parts.structure,
             shapes=shapes,
             values=differences(self.method, payload, update),
         )
-        return summed, None
 
     def template(self, payload: Any, summed: SummedUpdate) -> Any:
         """Return the method's update that ``summed`` describes, filled with zeros.
@@ -95,9 +87,7 @@ class SummedUpdates(UpdateProcessor):
                     f"expected {path} of shape {tuple(sent.shape)}, found "
                     f"{shapes[path]}"
                 )
-        problem = self.update_problem and self.update_problem(payload, update)
-        if problem:
-            raise CodecError(problem)
+        self.require_origins(payload, update)
         return update
 
     def update_of_mean(

@@ -51,10 +51,9 @@ from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.mean_update import differences
 from knnper.strategies.core.private_updates import (
-    ClippedUpdates,
-    NoisyUpdates,
-    clipped,
+    PrivateUpdates,
     length,
+    private_update,
     private_updates,
 )
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
@@ -178,18 +177,17 @@ def test_long_updates_are_clipped_and_short_ones_untouched() -> None:
     method = FedAvg(linear_task(), FedAvg.settings_type())
     payload = ModelPayload(torch.tensor([1.0, -1.0]))
     long = ModelUpdate(payload.weights + torch.tensor([3.0, 4.0]), 7, 0.5)
-    short, is_clipped = clipped(method, payload, long, 1.0)
-    assert is_clipped
+    short = private_update(method, payload, long, 1.0)
     assert short.weights.tolist() == pytest.approx([1.6, -0.2])
     assert (short.num_examples, short.train_loss) == (7, 0.5)
     for limit in (5.0, 6.0):
-        assert clipped(method, payload, long, limit) == (long, False)
+        assert private_update(method, payload, long, limit) is long
     generator = RandomKey(3).numpy()
     for _ in range(50):
         change = torch.from_numpy(generator.normal(size=2).astype(np.float32))
         update = ModelUpdate(payload.weights + change, 1, 0.0)
         limit = float(generator.uniform(0.1, 2))
-        result, _ = clipped(method, payload, update, limit)
+        result = private_update(method, payload, update, limit)
         assert length(differences(method, payload, result)) <= limit * (1 + 1e-5)
 
 
@@ -200,10 +198,9 @@ def test_clients_clip_and_add_their_share_of_the_noise() -> None:
         clip_norm=0.5, noise_multiplier=4.0, noise_at="clients", noise_shares=25
     )
     private = private_updates(task, method, privacy, seeded_noise)
-    assert isinstance(private, NoisyUpdates)
+    assert isinstance(private, PrivateUpdates)
     assert private.standard_deviation == 4.0 * 0.5 / 5
-    clipping = private.method
-    assert isinstance(clipping, ClippedUpdates)
+    clipping = PrivateUpdates(task, method, 0.5, 0.0, seeded_noise)
     data = noisy(12, 0, seed=1)
     image = torch.randint(0, 256, (12, 1, 400, 1), dtype=torch.uint8)
     data = replace(data, train=replace(data.train, images=image))

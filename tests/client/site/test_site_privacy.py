@@ -157,7 +157,7 @@ def test_rounding_to_large_weights_does_not_lengthen_the_update(
     monkeypatch.setattr(site_privacy, "system_noise", dither)
     protection = Protection(clip_norm, SIGMA)
     protected = site_privacy.ProtectedUpdates(method.task, method, protection, None)
-    sent, _ = protected.process(payload, update, None, 1, RandomKey(0))
+    sent = protected.process(payload, update, RandomKey(0))
     mean = float((sent.weights - payload.weights).double().mean())
     assert mean * math.sqrt(20_000) == pytest.approx(clip_norm, rel=0.05)
 

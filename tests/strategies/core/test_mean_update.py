@@ -108,15 +108,8 @@ def test_differences_follow_the_order_of_the_paths() -> None:
 class Doubled(UpdateProcessor):
     """Doubles an update at the client, and halves it at the server."""
 
-    def process(
-        self,
-        payload: Any,
-        update: Any,
-        client_state: Any,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[Any, None]:
-        return replace(update, weights=update.weights * 2), None
+    def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
+        return replace(update, weights=update.weights * 2)
 
     def decoded(self, payload: Any, update: Any) -> Any:
         halved = replace(update, weights=update.weights / 2)
