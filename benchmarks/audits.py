@@ -122,7 +122,7 @@ RUNS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
 
 
 def service_rows(seed: int) -> Iterator[Row]:
-    """Audit a memory as it is served, by scope, and with private answers."""
+    """Audit a served memory with each scope, and with private answers."""
     key = RandomKey(seed, ("audits",))
     public, stored, others, validation = drawn(key, NOISE)
     model = trained(public, key)
@@ -143,7 +143,7 @@ def service_rows(seed: int) -> Iterator[Row]:
         with closing(open_served(site_state)) as served:
             for scope, (caller, attack) in SCOPES.items():
                 memory = memory_of(served, caller, None)
-                scores = memory.attack(queries, key, lambda _: None)
+                scores = memory.attack(queries, key)
                 attacks = (attack, "waka") if attack == "probabilities" else (attack,)
                 for name in attacks:
                     result = membership_result(
@@ -166,7 +166,7 @@ def service_rows(seed: int) -> Iterator[Row]:
                     return private_predictions_of(answer, names).predictions
 
                 memory = replace(memory, ask=ask, knn_weight=privacy.knn_weight)
-                scores = memory.attack(queries, key, lambda _: None)
+                scores = memory.attack(queries, key)
                 for name in ("probabilities", "waka"):
                     result = membership_result(
                         name, "service", "", scores[name], is_stored
@@ -243,7 +243,7 @@ def table(rows: Iterator[Row]) -> Iterator[str]:
 
 def interval(figure: Interval | None, scale: float, digits: int) -> str:
     """Return a figure with its interval; empty without one."""
-    if figure is None or figure.low is None or figure.high is None:
+    if figure is None:
         return ""
     value, low, high = (
         f"{scale * number:.{digits}f}"

@@ -94,9 +94,7 @@ def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
                 scope: area_under_curve(scores[is_stored], scores[~is_stored]).value
                 for scope, (caller, attack) in SCOPES.items()
                 for scores in [
-                    memory_of(served, caller, digits).attack(
-                        queries, key, lambda _: None
-                    )[attack]
+                    memory_of(served, caller, digits).attack(queries, key)[attack]
                 ]
             }
 

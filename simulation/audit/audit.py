@@ -7,12 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.data.examples import Examples
 from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.seeding import RandomKey
@@ -20,10 +16,10 @@ from knnper.server.run_folder import environment
 from knnper.simulation.audit.figures import CONFIDENCE, AttackResult
 
 FILE = "audit.json"
-FORMAT = 1
 OnStep = Callable[[int], None]
 
 
+@dataclass(frozen=True)
 class Target(ABC):
     """Something that can be attacked.
 
@@ -33,15 +29,14 @@ class Target(ABC):
         ``run`` or ``service``.
     attacks
         Names of the attacks that apply.
+    facts
+        Facts on the target by name, such as its address.
     """
 
     kind: ClassVar[str]
     attacks: ClassVar[Sequence[str]]
 
-    @property
-    @abstractmethod
-    def facts(self) -> Mapping[str, str]:
-        """Facts on the target by name, such as its address."""
+    facts: Mapping[str, str]
 
     @abstractmethod
     def num_steps(self, attacks: Sequence[str]) -> int:
@@ -84,7 +79,6 @@ class Audit:
     command: tuple[str, ...]
     environment: Mapping[str, Any]
     confidence: float = CONFIDENCE
-    format: int = FORMAT
 
 
 AUDIT = TypeAdapter(Audit)
@@ -127,16 +121,3 @@ def read_audit(path: Path) -> Audit | None:
             f"{path} cannot be read as a record of an audit ({error}); remove it, or "
             "audit again: knnper audit"
         ) from error
-
-
-def sampled(
-    members: Examples, others: Examples, share: float, rng: RandomKey
-) -> tuple[Examples, NDArray[np.bool_]]:
-    """Sample a share of both, at least one of each; return which are members, (n,)."""
-    generator, parts = rng.numpy(), []
-    for examples in (members, others):
-        order = generator.permutation(len(examples))
-        chosen = order[: max(1, round(share * len(examples)))]
-        parts.append(examples.take(torch.from_numpy(chosen)))
-    joined = parts[0].join(parts[1])
-    return joined, np.arange(len(joined)) < len(parts[0])

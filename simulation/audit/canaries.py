@@ -31,10 +31,10 @@ _TIMES_CLIP_NORM = 2.0  # length of a canary's update, which is clipped
 def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | None:
     """Return the game of a run with client-level privacy; None without a claim.
 
-    Each canary is a client whose updates are long and along a weight of its own. Its
-    score is the sum of that weight's steps. Masks of secure aggregation would cancel,
-    so there are none. ε is claimed at a δ of at most 1e-5, whatever the run's is: with
-    a δ of n^-1.1 for few clients no guess is evidence.
+    Each canary is a client that moves one weight, each canary another, by twice the
+    clip norm. Its score is the sum of that weight's steps. Masks of secure aggregation
+    would cancel, so there are none. The bound is at a δ of at most 1e-5: at the default
+    δ, n^-1.1, of a run with few clients no number of right guesses would be evidence.
     """
     num_clients = len(bench.roster.trainable())
     plan = PrivacyPlan.of(bench.experiment, num_clients, bench.method.num_rounds)

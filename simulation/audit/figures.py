@@ -23,28 +23,28 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A measured value with its interval; None for an extreme of the sample."""
+    """A measured value with its interval."""
 
     value: float
-    low: float | None = None
-    high: float | None = None
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
 class EpsilonBound:
     """A lower bound on ε at 95 % confidence, beside the claim.
 
-    ``claimed`` is the accounted ε at the same ``delta``; None if nothing is claimed.
+    ``claimed`` is the accounted ε at the same ``delta``.
     """
 
     lower: float
-    claimed: float | None
+    claimed: float
     delta: float
 
     @property
     def is_violated(self) -> bool:
         """Whether the bound contradicts the claim."""
-        return self.claimed is not None and self.lower > self.claimed
+        return self.lower > self.claimed
 
 
 @dataclass(frozen=True)

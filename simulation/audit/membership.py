@@ -4,7 +4,7 @@ All attackers know the examples with their labels, and the global model, which e
 client has. A higher score suggests a member.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,11 @@ from knnper.client.service.documents import InputPrediction
 from knnper.data.examples import Examples
 from knnper.datastore.prediction import KERNELS, Apply, KernelName
 from knnper.seeding import RandomKey
-from knnper.simulation.audit.figures import Scores
+from knnper.simulation.audit.figures import (
+    AttackResult,
+    Scores,
+    membership_result,
+)
 
 LIRA = "lira"
 MEMORY_ATTACKS: Mapping[str, str] = {
@@ -39,9 +43,9 @@ def confidence_logits(probabilities: Tensor, labels: Tensor) -> Scores:
     rows, column = probabilities.double(), labels[:, None]
     # The sum of the others, since 1 - p_y rounds to 0 for confident models.
     others = rows.scatter(1, column, 0.0).sum(dim=1)
-    own = rows.gather(1, column)[:, 0]
+    true = rows.gather(1, column)[:, 0]
     return np.asarray(
-        own.clamp_min(_SMALLEST).log() - others.clamp_min(_SMALLEST).log()
+        true.clamp_min(_SMALLEST).log() - others.clamp_min(_SMALLEST).log()
     )
 
 
@@ -91,7 +95,10 @@ class Memory:
     num_stored: int
 
     def attack(
-        self, examples: Examples, rng: RandomKey, on_query: Callable[[int], None]
+        self,
+        examples: Examples,
+        rng: RandomKey,
+        on_query: Callable[[int], None] = lambda _: None,
     ) -> Mapping[str, Scores]:
         """Query all examples; return the scores of each possible attack, (n,).
 
@@ -159,6 +166,34 @@ class Memory:
             difference += np.abs(votes - self.knn_weight * without.numpy())
             difference -= np.abs(votes - self.knn_weight * with_it.numpy())
         return difference / _NUM_SUBSETS
+
+
+def memory_results(
+    attacks: Sequence[str],
+    surface: str,
+    scores: Mapping[str, Scores],
+    is_member: NDArray[np.bool_],
+    reason: str,
+) -> Iterator[AttackResult]:
+    """Yield the figures of attacks on memories; ``reason`` is for missing scores."""
+    for attack, access in MEMORY_ATTACKS.items():
+        if attack in attacks and attack in scores:
+            yield membership_result(attack, surface, access, scores[attack], is_member)
+        elif attack in attacks:
+            yield AttackResult(attack, surface, access, left_out=reason)
+
+
+def sampled(
+    members: Examples, others: Examples, share: float, rng: RandomKey
+) -> tuple[Examples, NDArray[np.bool_]]:
+    """Sample a share of both, at least one of each; return which are members, (n,)."""
+    generator, parts = rng.numpy(), []
+    for examples in (members, others):
+        order = generator.permutation(len(examples))
+        chosen = order[: max(1, round(share * len(examples)))]
+        parts.append(examples.take(torch.from_numpy(chosen)))
+    joined = parts[0].join(parts[1])
+    return joined, np.arange(len(joined)) < len(parts[0])
 
 
 def _of_label(by_class: dict[str, float] | None, label: int, default: float) -> float:

@@ -45,14 +45,14 @@ class CanaryGame:
         ``(included, rng) -> scores``: runs the mechanism once with the canaries that
         are included, bool (m,), and scores each by the output, float64 (m,).
     epsilon, delta
-        Claimed for one canary more or less; ``epsilon`` is None without a claim.
+        Claimed for one canary more or less.
     """
 
     surface: str
     access: str
     num_canaries: int
     play: Callable[[NDArray[np.bool_], RandomKey], Scores]
-    epsilon: float | None
+    epsilon: float
     delta: float
 
 

@@ -2,8 +2,8 @@
 
 Two attacks of a server that follows the protocol. The analytic one divides the gradient
 of a linear layer's weights by that of its bias: with one example it is the layer's
-input exactly (Phong et al. 2018). The other searches for inputs whose gradient has the
-direction of the update (Geiping et al. 2020, "Inverting Gradients").
+input exactly (Phong et al. 2018). The other searches for inputs that have a gradient
+in the direction of the update (Geiping et al. 2020, "Inverting Gradients").
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ from knnper.strategies.core.task import Task
 
 ANALYTIC, GRADIENT_MATCHING = "analytic", "gradient_matching"
 RECOGNISABLE_DB = 25.0
-HIGHEST_DB = 200.0  # of an exact copy, whose PSNR is infinite
-_MOST_ROWS = 128  # of a layer whose pairs of rows are compared
+HIGHEST_DB = 200.0  # in place of infinity, for an exact copy
+_MOST_ROWS = 128  # of a layer; pairs of rows of larger layers are left out
 _SEARCH_STEPS, _SEARCH_RATE = 400, 0.05
 _SMOOTHNESS = 1e-3  # weight of the total variation
 _RESAMPLES = 1000  # of the bootstrap for the median
@@ -37,8 +37,8 @@ _RESAMPLES = 1000  # of the bootstrap for the median
 class ObservedUpdate:
     """An update as the server sees it, and the training examples behind it.
 
-    ``weights`` are those that the client received, ``decrease`` is these minus the
-    returned ones, both of shape (num_weights,).
+    ``weights`` were sent to the client; ``decrease`` is the difference of these and
+    the returned weights. Both have the shape (num_weights,).
     """
 
     weights: Tensor
@@ -73,19 +73,19 @@ def analytic_inputs(task: Task, update: ObservedUpdate) -> Tensor:
 
 
 def matched_inputs(task: Task, update: ObservedUpdate, rng: RandomKey) -> Tensor:
-    """Search for inputs whose gradient has the direction of the update, (n, d).
+    """Search for inputs with a gradient in the direction of the update, (n, d).
 
-    The labels are taken as known. Geiping et al. 2020, Eq. 4: the cosine distance of
+    The attacker knows the labels. Geiping et al. 2020, Eq. 4: the cosine distance of
     the gradients plus the total variation, minimised by Adam on signs.
     """
     module, labels = task.model.module, update.examples.labels
     task.model.load(update.weights)
     module.eval()
-    named = {
+    trained = {
         name: part for name, part in module.named_parameters() if part.requires_grad
     }
     changes = task.model.named(update.decrease)
-    target = torch.cat([changes[name].flatten() for name in named])
+    target = torch.cat([changes[name].flatten() for name in trained])
     shape = task.normalize(update.examples.images).shape
     start = rng.numpy().standard_normal(shape, np.float32)
     inputs = torch.from_numpy(start).requires_grad_()
@@ -94,7 +94,7 @@ def matched_inputs(task: Task, update: ObservedUpdate, rng: RandomKey) -> Tensor
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones)
     for _ in range(_SEARCH_STEPS):
         loss = module.losses(inputs, labels).mean()
-        gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True)
+        gradients = torch.autograd.grad(loss, list(trained.values()), create_graph=True)
         gradient = torch.cat([part.flatten() for part in gradients])
         distance = 1 - functional.cosine_similarity(gradient, target, dim=0)
         cost = distance + _SMOOTHNESS * sum(
@@ -111,7 +111,7 @@ def psnr_of_nearest(task: Task, candidates: Tensor, examples: Examples) -> Tenso
     """Return for each example the PSNR in dB of the nearest candidate, float64 (n,).
 
     Candidates are inputs of the model, (m, d) with m at least 1. Images are compared as
-    pixels in [0, 1]; rows of features as they are, with their range as the peak.
+    pixels in [0, 1]; features are not scaled, and their range is the peak.
     """
     spec = task.spec
     inputs = task.normalize(examples.images).double()
@@ -140,7 +140,6 @@ def reconstruction_result(
     figures = {
         "recognisable": proportion(near, len(values)),
         "median_psnr_db": Interval(float(np.median(values)), float(low), float(high)),
-        "best_psnr_db": Interval(float(values.max())),
     }
     access = "the update as the server sees it"
     if attack == GRADIENT_MATCHING:

@@ -30,7 +30,7 @@ from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import num_participants
 from knnper.server.selection import draw
 from knnper.settings import plain
-from knnper.simulation.audit.audit import OnStep, Target, sampled
+from knnper.simulation.audit.audit import OnStep, Target
 from knnper.simulation.audit.canaries import private_training_game
 from knnper.simulation.audit.figures import AttackResult, Scores, membership_result
 from knnper.simulation.audit.membership import (
@@ -39,6 +39,8 @@ from knnper.simulation.audit.membership import (
     Memory,
     confidence_logits,
     lira_scores,
+    memory_results,
+    sampled,
 )
 from knnper.simulation.audit.one_run import ONE_RUN, audit_in_one_run
 from knnper.simulation.audit.reconstruction import (
@@ -62,9 +64,10 @@ from knnper.strategies.core.summed_updates import SummedUpdates
 
 _MOST_QUERIES = 1000  # of stored and of test examples, of all clients together
 _NUM_SINGLE = 16  # updates of one example
-_MOST_FIRST = 20  # clients whose first update is attacked
-_MOST_PARAMETERS = 1_000_000  # of a model whose gradients are matched
-_FIRST, _SINGLE = "first update of a client", "update of one example"
+_MOST_FIRST = 20  # clients with an attack on their first update
+_MOST_PARAMETERS = 1_000_000  # of a model, for gradient matching
+FIRST, SINGLE = "first update of a client", "update of one example"
+MEAN = "mean of the first round"
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class _OtherTraining(VirtualClients):
 class RunTarget(Target):
     """A finished simulation; made by `open_run`.
 
-    ``num_shadows``: models that LiRA trains, an even number.
+    ``num_shadows``: models that LiRA trains, at least 2.
     """
 
     ended: EndedRun
@@ -100,37 +103,6 @@ class RunTarget(Target):
     def trainable(self) -> list[str]:
         """The clients that take part in training, sorted."""
         return sorted(self.bench.roster.trainable())
-
-    @functools.cached_property
-    def senders(self) -> list[str]:
-        """The clients whose first updates are attacked: of a secure sum, its own."""
-        names, training = self.trainable, self.bench.experiment.training
-        if training.secure_aggregation is None:
-            return names
-        count = num_participants(len(names), training.participation)
-        return draw(names, count, 1, self.bench.key)
-
-    @property
-    @override
-    def facts(self) -> Mapping[str, str]:
-        experiment, training = self.bench.experiment, self.bench.experiment.training
-        protections = {
-            "privacy": experiment.privacy,
-            "example_privacy": training.example_privacy,
-            "secure_aggregation": training.secure_aggregation,
-        }
-        return {
-            "address": str(self.ended.folder.path),
-            "experiment": experiment.name,
-            "method": experiment.method.name,
-            "personalization": experiment.personalization.name,
-            "rounds": str(self.bench.method.num_rounds),
-            "last_state": self.ended.last.fingerprint,
-            **{
-                name: json.dumps(plain(section))
-                for name, section in protections.items()
-            },
-        }
 
     @override
     def num_steps(self, attacks: Sequence[str]) -> int:
@@ -258,24 +230,16 @@ class RunTarget(Target):
             if memory is None or len(data) == 0 or len(test) == 0:
                 continue
             queries, are_members = sampled(data, test, share, rng.child("queries"))
-            scored = memory.attack(queries, rng, lambda _: None)
-            for attack, values in scored.items():
+            for attack, values in memory.attack(queries, rng).items():
                 scores[attack].append(values)
             is_member.append(are_members)
-        for attack in MEMORY_ATTACKS:
-            if attack not in attacks:
-                continue
-            if attack not in scores:
-                reason = "the clients of the run have no memory"
-                yield AttackResult(attack, "memories", left_out=reason)
-                continue
-            yield membership_result(
-                attack,
-                "memories",
-                MEMORY_ATTACKS[attack],
-                np.concatenate(scores[attack]),
-                np.concatenate(is_member),
-            )
+        yield from memory_results(
+            attacks,
+            "memories",
+            {attack: np.concatenate(parts) for attack, parts in scores.items()},
+            np.concatenate(is_member or [np.empty(0, bool)]),
+            "the clients of the run have no memory",
+        )
 
     def _memory(self, client: str) -> Memory | None:
         predictor = client_predictor(self.ended, client)
@@ -300,98 +264,106 @@ class RunTarget(Target):
             neighbors.num_stored,
         )
 
-    # What the server sees
+    # Updates, as the server sees them
 
     def _updates(
         self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
     ) -> Iterator[AttackResult]:
-        task, parameters = self.bench.task, self.bench.task.model.num_parameters
-        singles = list(self.single_updates(key.child("single")))
+        task, surfaces = self.bench.task, self.observed(key.child("single"))
         # If a head alone is trained, clients hold embeddings.
         noun = "inputs" if task.spec == self.bench.whole.spec else "embeddings"
-        reasons = dict.fromkeys((ANALYTIC, GRADIENT_MATCHING), "")
-        if parameters > _MOST_PARAMETERS:
-            reasons[GRADIENT_MATCHING] = f"the model has {parameters} parameters"
-        if not singles:
-            reasons = dict.fromkeys(reasons, "an update is no vector of weights")
-        elif task.spec.dtype not in ("uint8", "float32"):
-            reasons = dict.fromkeys(reasons, "text has no PSNR")
-        elif len(analytic_inputs(task, singles[0])) == 0:
-            reasons[ANALYTIC] = "no linear layer with a bias takes the inputs"
-
-        def psnr(attack: str, updates: Sequence[ObservedUpdate]) -> Iterator[Tensor]:
-            for place, update in enumerate(updates):
-                if attack == ANALYTIC:
-                    candidates = analytic_inputs(task, update)
-                else:
-                    candidates = matched_inputs(task, update, key.child(place))
-                    on_step(1)
-                yield psnr_of_nearest(task, candidates, update.examples)
-
-        for attack, reason in reasons.items():
+        for attack in (ANALYTIC, GRADIENT_MATCHING):
             if attack not in attacks:
                 continue
-            if reason:
-                yield AttackResult(attack, _SINGLE, left_out=reason)
+            if reason := self._obstacle(attack, surfaces):
+                yield AttackResult(attack, "updates", left_out=reason)
                 continue
-            if attack == ANALYTIC:
-                chosen = self.senders[:_MOST_FIRST]
-                firsts = [
-                    self.update(name, self.bench.clients.data(name)) for name in chosen
-                ]
-                values = list(psnr(attack, [update for update in firsts if update]))
-                yield reconstruction_result(
-                    attack, _FIRST, values, key.child(_FIRST), noun
-                )
-            values = list(psnr(attack, singles))
-            yield reconstruction_result(
-                attack, _SINGLE, values, key.child(attack), noun
-            )
+            for surface, updates in surfaces.items():
+                if attack == GRADIENT_MATCHING and surface != SINGLE:
+                    continue
+                psnr = list[Tensor]()
+                for place, update in enumerate(updates):
+                    if attack == ANALYTIC:
+                        candidates = analytic_inputs(task, update)
+                    else:
+                        candidates = matched_inputs(task, update, key.child(place))
+                        on_step(1)
+                    psnr.append(psnr_of_nearest(task, candidates, update.examples))
+                rng = key.child(attack, surface)
+                yield reconstruction_result(attack, surface, psnr, rng, noun)
 
-    def single_updates(self, key: RandomKey) -> Iterator[ObservedUpdate]:
-        """Yield updates as of clients with one training example each."""
-        rng, nothing = key.numpy(), no_examples(self.bench.task.spec)
+    def _obstacle(
+        self, attack: str, surfaces: Mapping[str, Sequence[ObservedUpdate]]
+    ) -> str:
+        """Return why an attack is impossible; empty if it is possible."""
+        task, parameters = self.bench.task, self.bench.task.model.num_parameters
+        observed = [update for updates in surfaces.values() for update in updates]
+        if not observed:
+            return "an update is no vector of weights"
+        if task.spec.dtype not in ("uint8", "float32"):
+            return "text has no PSNR"
+        if attack == ANALYTIC:
+            if len(analytic_inputs(task, observed[0])) == 0:
+                return "no linear layer with a bias takes the inputs"
+        elif SINGLE not in surfaces:
+            return "the server sees no single update"
+        elif parameters > _MOST_PARAMETERS:
+            return f"the model has {parameters} parameters"
+        return ""
+
+    def observed(self, key: RandomKey) -> Mapping[str, Sequence[ObservedUpdate]]:
+        """Return updates as the server sees them, by surface.
+
+        With secure aggregation it sees means alone. The updates of one example are
+        those of clients without other data.
+        """
+        training, clients = self.bench.experiment.training, self.bench.clients
+        names = self.trainable
+        if training.secure_aggregation is not None:
+            count = num_participants(len(names), training.participation)
+            return {MEAN: self._mean_update(draw(names, count, 1, self.bench.key))}
+        firsts = [self.update(name, clients.data(name)) for name in names[:_MOST_FIRST]]
+        singles, rng = [], key.numpy()
+        nothing = no_examples(self.bench.task.spec)
         for _ in range(_NUM_SINGLE):
-            client = self.senders[rng.integers(len(self.senders))]
-            train = self.bench.clients.data(client).train
+            client = names[rng.integers(len(names))]
+            train = clients.data(client).train
             example = train.take(torch.tensor([rng.integers(len(train))]))
-            if update := self.update(client, ClientData(example, nothing)):
-                yield update
+            singles.append(self.update(client, ClientData(example, nothing)))
+        return {
+            FIRST: [update for update in firsts if update],
+            SINGLE: [update for update in singles if update],
+        }
+
+    def _mean_update(self, senders: Sequence[str]) -> list[ObservedUpdate]:
+        """Return the mean of updates in round 1, to quantisation; none as in `update`.
+
+        Its examples are those of the first senders.
+        """
+        is_private = self.bench.experiment.privacy is not None
+        examples = no_examples(self.bench.task.spec)
+        weights, total = torch.zeros(0), torch.zeros(1, dtype=torch.float64)
+        sum_of_weights = 0
+        for place, client in enumerate(senders):
+            data = self.bench.clients.data(client)
+            update = self.update(client, data)
+            if update is None:
+                return []
+            # With privacy all clients count alike.
+            weight = 1 if is_private else len(data.train)
+            total = total + weight * update.decrease.double()
+            sum_of_weights += weight
+            weights = update.weights
+            if place < _MOST_FIRST:
+                examples = examples.join(data.train)
+        mean = (total / sum_of_weights).float()
+        return [ObservedUpdate(weights, mean, examples)]
 
     def update(self, client: str, data: ClientData) -> ObservedUpdate | None:
         """Return a client's update in round 1; on its own data with the run's bits.
 
-        With secure aggregation, the mean of the round's updates, to quantisation. None
-        if an update is not one vector of the model's weights.
+        None if an update is not one vector of the model's weights.
         """
-        weights, change = self._change(client, data)
-        if weights is None:
-            return None
-        if self.bench.experiment.training.secure_aggregation is not None:
-            total, sum_of_weights = self._secure_sum
-            change = total + self._weight(data) * change.double()
-            own = self.bench.clients.data(client)
-            change -= self._weight(own) * self._change(client, own)[1]
-            change /= sum_of_weights + self._weight(data) - self._weight(own)
-        return ObservedUpdate(weights, -change.float(), data.train)
-
-    @functools.cached_property
-    def _secure_sum(self) -> tuple[Tensor, int]:
-        """The weighted sum of the senders' changes, and the sum of the weights."""
-        splits = {name: self.bench.clients.data(name) for name in self.senders}
-        changes = (
-            self._weight(data) * self._change(name, data)[1].double()
-            for name, data in splits.items()
-        )
-        weights = map(self._weight, splits.values())
-        return functools.reduce(torch.add, changes), sum(weights)
-
-    def _weight(self, data: ClientData) -> int:
-        """Return a client's weight in a mean; with privacy all count alike."""
-        return len(data.train) if self.bench.experiment.privacy is None else 1
-
-    def _change(self, client: str, data: ClientData) -> tuple[Tensor | None, Tensor]:
-        """Return the weights that a client gets in round 1, and its update's change."""
         bench, method = self.bench, self.bench.method
         if isinstance(method, SummedUpdates):
             method = method.method
@@ -401,16 +373,13 @@ class RunTarget(Target):
         _, sent = method.client_update(payload, None, data, 1, key)
         update = sent if method.decoded is None else method.decoded(payload, sent)
         change = differences(method, payload, update)
-        weights, whole = (
-            getattr(payload, "weights", None),
-            (method.task.model.num_weights,),
-        )
-        if (
-            not isinstance(weights, Tensor)
-            or not change.shape == weights.shape == whole
-        ):
-            return None, change
-        return weights, change
+        weights = getattr(payload, "weights", None)
+        expected = (method.task.model.num_weights,)
+        if not isinstance(weights, Tensor) or weights.shape != expected:
+            return None
+        if change.shape != expected:
+            return None
+        return ObservedUpdate(weights, -change, data.train)
 
     @functools.cached_property
     def _start(self) -> Any:
@@ -427,4 +396,22 @@ def open_run(path: Path, num_shadows: int) -> RunTarget:
     if not bench.roster.trainable() or not bench.method.num_rounds:
         raise RunError(f"the run in {path} trained no model, expected one to audit")
     ended = ended_with(folder, experiment, bench, bench.method.num_rounds)
-    return RunTarget(ended, num_shadows)
+    return RunTarget(_facts_of(ended), ended, num_shadows)
+
+
+def _facts_of(ended: EndedRun) -> Mapping[str, str]:
+    experiment, training = ended.experiment, ended.experiment.training
+    protections = {
+        "privacy": experiment.privacy,
+        "example_privacy": training.example_privacy,
+        "secure_aggregation": training.secure_aggregation,
+    }
+    return {
+        "address": str(ended.folder.path),
+        "experiment": experiment.name,
+        "method": experiment.method.name,
+        "personalization": experiment.personalization.name,
+        "rounds": str(ended.bench.method.num_rounds),
+        "last_state": ended.last.fingerprint,
+        **{name: json.dumps(plain(section)) for name, section in protections.items()},
+    }

@@ -3,7 +3,7 @@
 import io
 import json
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,10 +30,15 @@ from knnper.datastore.store import open_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.settings import plain
-from knnper.simulation.audit.audit import OnStep, Target, sampled
+from knnper.simulation.audit.audit import OnStep, Target
 from knnper.simulation.audit.canaries import private_answers_game
-from knnper.simulation.audit.figures import AttackResult, membership_result
-from knnper.simulation.audit.membership import MEMORY_ATTACKS, Memory
+from knnper.simulation.audit.figures import AttackResult
+from knnper.simulation.audit.membership import (
+    MEMORY_ATTACKS,
+    Memory,
+    memory_results,
+    sampled,
+)
 from knnper.simulation.audit.one_run import ONE_RUN, audit_in_one_run
 
 _MOST_QUERIES = 2000
@@ -51,26 +56,20 @@ class ServiceTarget(Target):
     memory: Memory
     stored: Examples
     others: Examples
-    described: Mapping[str, str]
     privacy: PrivateAnswerSettings | None = None
 
     kind = "service"
     attacks = (*MEMORY_ATTACKS, ONE_RUN)
 
     @property
-    @override
-    def facts(self) -> Mapping[str, str]:
-        return self.described
-
-    @property
-    def _share(self) -> float:
-        return min(1.0, _MOST_QUERIES / (len(self.stored) + len(self.others)))
+    def _num_examples(self) -> int:
+        return len(self.stored) + len(self.others)
 
     @override
     def num_steps(self, attacks: Sequence[str]) -> int:
         if not set(MEMORY_ATTACKS).intersection(attacks):
             return 0
-        return round(self._share * (len(self.stored) + len(self.others)))
+        return min(_MOST_QUERIES, self._num_examples)
 
     @override
     def results(
@@ -85,18 +84,13 @@ class ServiceTarget(Target):
         # Queries of private answers spend budgets, so none is made in vain.
         if not set(MEMORY_ATTACKS).intersection(attacks):
             return
+        share = min(1.0, _MOST_QUERIES / self._num_examples)
         queries, is_member = sampled(
-            self.stored, self.others, self._share, key.child("queries")
+            self.stored, self.others, share, key.child("queries")
         )
         scores = self.memory.attack(queries, key.child("attack"), on_step)
-        for attack, access in MEMORY_ATTACKS.items():
-            if attack in attacks and attack in scores:
-                yield membership_result(
-                    attack, "memory", access, scores[attack], is_member
-                )
-            elif attack in attacks:
-                reason = f"the answers to this token do not show {access}"
-                yield AttackResult(attack, "memory", left_out=reason)
+        reason = "the answers to this token lack the values that the attack needs"
+        yield from memory_results(attacks, "memory", scores, is_member, reason)
 
 
 def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarget:
@@ -112,7 +106,7 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     certificate = None if tls is None else tls.certificate
     context = ssl.create_default_context(cafile=certificate)
     service = HttpService(url, token, context)
-    info = service.info()
+    info = service.request(Info, "GET", "/info")
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     serving = site_state.served()
     if serving is None or serving.model != info.model or not site_state.has_store():
@@ -129,7 +123,10 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     stored, others = split_by_store(data, names)
 
     def ask(inputs: Tensor) -> list[InputPrediction]:
-        return service.predict(inputs.reshape(-1, *info.input_shape))
+        file = io.BytesIO()
+        np.save(file, inputs.reshape(-1, *info.input_shape).numpy())
+        content = file.getvalue()
+        return service.request(Predictions, "POST", "/predict", content).predictions
 
     knn_weight = serving.knn_weight
     if info.privacy is not None:
@@ -154,7 +151,7 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         "privacy": json.dumps(plain(info.privacy)),
     }
     privacy = settings.service.privacy if info.privacy is not None else None
-    return ServiceTarget(memory, stored, others, facts, privacy)
+    return ServiceTarget(facts, memory, stored, others, privacy)
 
 
 def split_by_store(
@@ -189,21 +186,10 @@ class HttpService:
     token: str
     context: ssl.SSLContext
 
-    def info(self) -> Info:
-        """Return the description of the service."""
-        return self._request(Info, "GET", "/info")
-
-    def predict(self, inputs: Tensor) -> list[InputPrediction]:
-        """Return the predictions of inputs in the shape that the service takes."""
-        file = io.BytesIO()
-        np.save(file, inputs.numpy())
-        answer = self._request(Predictions, "POST", "/predict", file.getvalue())
-        return answer.predictions
-
-    def _request(
+    def request(
         self, kind: type[D], verb: str, path: str, content: bytes | None = None
     ) -> D:
-        """Return the answer as a document; raise RunError if it is none."""
+        """Return the answer, a document of this kind; raise RunError for another."""
         headers = {"content-type": "application/x-npy"} if content else {}
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"

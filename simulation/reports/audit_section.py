@@ -20,10 +20,8 @@ def _row(result: AttackResult) -> tuple[str, ...]:
         for name, interval in result.figures.items()
     ]
     if (bound := result.epsilon) is not None:
-        claim = "none claimed"
-        if bound.claimed is not None:
-            claim = f"claimed {bound.claimed:.3g}"
-            claim += ", CONTRADICTED" if bound.is_violated else ""
+        claim = f"claimed {bound.claimed:.3g}"
+        claim += ", CONTRADICTED" if bound.is_violated else ""
         figures.insert(0, f"ε ≥ {bound.lower:.2f} at δ {bound.delta:.1e} ({claim})")
     if result.left_out:
         figures = [f"not possible: {result.left_out}"]
@@ -36,9 +34,8 @@ def _text(name: str, interval: Interval) -> str:
         scale, unit, digits = 100.0, " %", 1
     elif name.endswith("_db"):
         unit, digits = " dB", 1
-    value, *ends = (
+    value, low, high = (
         f"{scale * number:.{digits}f}"
         for number in (interval.value, interval.low, interval.high)
-        if number is not None
     )
-    return f"{value}{unit}" + (f" ({ends[0]} to {ends[1]})" if ends else "")
+    return f"{value}{unit} ({low} to {high})"

@@ -141,7 +141,7 @@ def test_audit_with_a_token_makes_the_attacks_that_its_scopes_allow(
     assert run_command("audit", url, *options).exit_code == 0
     results = results_by_attack(output)
     assert results["labels"]["figures"]
-    assert "do not show the distances" in results["neighbors"]["left_out"]
+    assert "lack the values" in results["neighbors"]["left_out"]
     assert results["waka"]["left_out"]
 
 
@@ -189,7 +189,7 @@ def test_audit_of_private_answers_bounds_their_epsilon(
     results = results_by_attack(output)
     bound = results["one_run"]["epsilon"]
     assert 0 < bound["lower"] < bound["claimed"] == 4
-    assert "do not show" in results["neighbors"]["left_out"]
+    assert "lack the values" in results["neighbors"]["left_out"]
     assert results["probabilities"]["figures"]["auc"]["value"] < 0.9
 
 
@@ -198,11 +198,16 @@ def test_audit_of_private_answers_bounds_their_epsilon(
     [
         (["http://127.0.0.1:9"], 2, "a URL goes with --data CLIENT.yaml"),
         (["{run}", "--data", "{file}"], 2, "neither --data nor --token-file"),
-        (["{run}", "--shadow-models", "3"], 2, "found 3, expected an even number"),
+        (["{run}", "--shadow-models", "1"], 2, "1 is not in the range"),
         (["{run}", "--attacks", "liar"], 2, "found 'liar'"),
         (["{run}/nothing"], 1, "nothing"),
         (["http://127.0.0.1:9", "--data", "{file}"], 1, "expected a running"),
         (["http://[", "--data", "{file}"], 1, "expected a running"),
+        (
+            ["http://[", "--data", "{file}", "--token-file", "no-token"],
+            1,
+            "no-token: No such file",
+        ),
     ],
 )
 def test_audit_explains_wrong_arguments(
