@@ -25,10 +25,10 @@ from knnper.seeding import RandomKey
 
 AccountantName = Literal["pld", "rdp"]
 
-# Width of the steps in which a distribution of the privacy loss is kept: that of
-# ``dp_accounting`` for figures, and a wider one for searches and for the figures of
-# each round, which is ten times as fast and overestimates ε by at most a few per cent.
-_LOSS_INTERVAL, QUICK_INTERVAL = 1e-4, 1e-3
+# Width of the steps in which a distribution of the privacy loss is kept. With ten times
+# that of ``dp_accounting`` each round has its ε ten times as fast, which is at most a
+# few per cent larger.
+LOSS_INTERVAL = 1e-3
 _MOST_NOISE = 10**7
 _CLOSE = 1e-3  # relative error of a noise multiplier that is searched
 
@@ -58,7 +58,7 @@ class Release:
 
 
 def seeded_noise(key: RandomKey) -> np.random.Generator:
-    """Return the generator of a key: noise that repeats, and so protects nobody."""
+    """Return the generator of a key: noise that repeats, and so is no protection."""
     return key.numpy()
 
 
@@ -76,19 +76,14 @@ def epsilon_of(
     releases: Iterable[Release],
     delta: float,
     accountant: AccountantName = "pld",
-    *,
-    loss_interval: float = _LOSS_INTERVAL,
 ) -> float:
-    """Return the ε at ``delta`` of all releases together; infinite without noise.
-
-    ``loss_interval``: width of the steps of a distribution of the privacy loss.
-    """
+    """Return the ε at ``delta`` of all releases together; infinite without noise."""
     counted = [release for release in releases if release.count]
     if not counted:
         return 0.0
     if any(release.noise_multiplier == 0 for release in counted):
         return math.inf
-    return _epsilon(tuple(counted), delta, accountant, loss_interval)
+    return _epsilon(tuple(counted), delta, accountant)
 
 
 def noise_multiplier_for(
@@ -103,9 +98,9 @@ def noise_multiplier_for(
 
     def spends_too_much(noise_multiplier: float) -> bool:
         release = Release(noise_multiplier, sampling, count)
-        return _searched_epsilon([release], delta, accountant) > epsilon
+        return epsilon_of([release], delta, accountant) > epsilon
 
-    # The bounds come from the faster accountant, whose ε is never smaller.
+    # The bounds come from the faster accountant: its ε is never smaller.
     high = 1.0
     while epsilon_of([Release(high, sampling, count)], delta, "rdp") > epsilon:
         high *= 2
@@ -125,18 +120,9 @@ def noise_multiplier_for(
     return high
 
 
-def _searched_epsilon(
-    releases: Iterable[Release], delta: float, accountant: AccountantName
-) -> float:
-    return epsilon_of(releases, delta, accountant, loss_interval=QUICK_INTERVAL)
-
-
 @functools.lru_cache(maxsize=1024)
 def _epsilon(
-    releases: tuple[Release, ...],
-    delta: float,
-    accountant: AccountantName,
-    loss_interval: float,
+    releases: tuple[Release, ...], delta: float, accountant: AccountantName
 ) -> float:
     dp = _import("dp_accounting")
     if accountant == "pld" and all(release.sampling == 1 for release in releases):
@@ -148,7 +134,7 @@ def _epsilon(
         return float(dp.get_epsilon_gaussian(precision**-0.5, delta))
     counter = (
         _import("dp_accounting.pld").PLDAccountant(
-            value_discretization_interval=loss_interval
+            value_discretization_interval=LOSS_INTERVAL
         )
         if accountant == "pld"
         else _import("dp_accounting.rdp").RdpAccountant()

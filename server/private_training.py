@@ -36,7 +36,6 @@ from knnper.errors import RunError
 from knnper.experiment import Experiment, PrivacySettings
 from knnper.files import JsonLines
 from knnper.privacy import (
-    QUICK_INTERVAL,
     NoiseSource,
     Release,
     default_delta,
@@ -162,7 +161,6 @@ class PrivacyPlan:
             [replace(self.release, count=math.ceil(num_releases / self.num_groups))],
             self.delta,
             self.settings.accountant,
-            loss_interval=QUICK_INTERVAL,
         )
 
     @property

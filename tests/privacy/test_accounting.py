@@ -9,6 +9,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
 from knnper.privacy import (
+    LOSS_INTERVAL,
     AccountantName,
     Release,
     default_delta,
@@ -22,11 +23,17 @@ DELTA = 1e-5
 TEXTBOOK = [Release(4.0, 0.01, 10_000), Release(1.0, 0.1, 200), Release(5.0, 1.0, 100)]
 
 
-def of_the_package(release: Release, accountant: AccountantName) -> float:
+def of_the_package(
+    release: Release, accountant: AccountantName, loss_interval: float = LOSS_INTERVAL
+) -> float:
     event = dp_accounting.GaussianDpEvent(release.noise_multiplier)
     if release.sampling < 1:
         event = dp_accounting.PoissonSampledDpEvent(release.sampling, event)
-    counter = PLDAccountant() if accountant == "pld" else RdpAccountant()
+    counter = (
+        PLDAccountant(value_discretization_interval=loss_interval)
+        if accountant == "pld"
+        else RdpAccountant()
+    )
     return float(counter.compose(event, release.count).get_epsilon(DELTA))
 
 
@@ -43,6 +50,12 @@ def test_epsilon_is_that_of_the_package(
 ) -> None:
     expected = of_the_package(release, accountant)
     assert epsilon_of([release], DELTA, accountant) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("release", TEXTBOOK[:2])
+def test_wider_steps_of_the_loss_keep_epsilon_an_upper_bound(release: Release) -> None:
+    narrow = of_the_package(release, "pld", loss_interval=1e-4)
+    assert narrow <= epsilon_of([release], DELTA) <= 1.03 * narrow
 
 
 def test_the_example_of_abadi_et_al() -> None:
