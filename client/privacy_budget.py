@@ -16,8 +16,8 @@ from knnper.client.privacy_ledger import (
 )
 from knnper.client.settings import ClientSettings, SitePrivacySettings
 from knnper.client.site_privacy import Protection
-from knnper.experiment import PrivacySettings
 from knnper.privacy import epsilon_of
+from knnper.privacy_settings import PrivacySettings
 from knnper.reasons import Code, SafeField, SafeReason, Word
 
 Period = Literal["run", "year"]

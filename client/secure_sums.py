@@ -15,8 +15,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.experiment import Experiment, PairwiseSettings, SecAggPlusSettings
+from knnper.experiment import Experiment
 from knnper.files import make_private, read_plain, write_atomically
+from knnper.privacy_settings import PairwiseSettings, SecAggPlusSettings
 from knnper.secure import client as protocol
 from knnper.secure.messages import (
     KeysRequest,

@@ -7,9 +7,9 @@ from typing_extensions import override
 
 from knnper.client.settings import SitePrivacySettings
 from knnper.errors import RefusedError
-from knnper.experiment import PrivacySettings
 from knnper.flat_model import FlatModel
 from knnper.privacy import system_noise
+from knnper.privacy_settings import PrivacySettings
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings

@@ -18,7 +18,8 @@ from typer.core import TyperGroup
 
 from knnper.cli.app import app
 from knnper.client.settings import ClientDocument
-from knnper.experiment import PrivacySettings, RunSettings, TrainingSettings
+from knnper.experiment import RunSettings, TrainingSettings
+from knnper.privacy_settings import PrivacySettings
 from knnper.server.settings import ServerSettings
 from knnper.setting_docs import SettingDoc, documented, setting_docs
 from knnper.settings import Settings
@@ -32,7 +33,12 @@ from papers.catalogue import FIGURES, FigureFileSettings
 PYTHON = {
     "Runs": ["knnper.simulation.interface"],
     "A local memory": ["knnper.datastore.local_memory", "knnper.datastore.memory"],
-    "Experiments": ["knnper.experiment", "knnper.experiment_file", "knnper.settings"],
+    "Experiments": [
+        "knnper.experiment",
+        "knnper.privacy_settings",
+        "knnper.experiment_file",
+        "knnper.settings",
+    ],
     "Methods": ["knnper.strategies.core.method"],
     "Data": ["knnper.data.examples"],
     "Models": ["knnper.embedding_model", "knnper.models"],

@@ -15,13 +15,13 @@ from knnper.experiment import (
     BufferedTiming,
     Experiment,
     MultiStepSchedule,
-    PrivacySettings,
     RunSettings,
     SgdSettings,
     TrainingSettings,
     UniformSelection,
 )
 from knnper.files import parse_json
+from knnper.privacy_settings import PrivacySettings
 from knnper.settings import (
     Choice,
     OpenOwn,

@@ -33,7 +33,7 @@ import torch
 
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.errors import RunError
-from knnper.experiment import Experiment, PrivacySettings
+from knnper.experiment import Experiment
 from knnper.files import JsonLines
 from knnper.privacy import (
     NoiseSource,
@@ -44,6 +44,7 @@ from knnper.privacy import (
     seeded_noise,
     system_noise,
 )
+from knnper.privacy_settings import PrivacySettings
 from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.correlated_noise import CorrelatedNoise, Noise, coefficients
 from knnper.server.federation import Federation

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from knnper.errors import CodecError, RunError
-from knnper.experiment import PairwiseSettings, SecAggPlusSettings
+from knnper.privacy_settings import PairwiseSettings, SecAggPlusSettings
 from knnper.secure.messages import (
     FEWEST_CLIENTS,
     KeysRequest,

@@ -21,12 +21,12 @@ from typing_extensions import override
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Experiment,
-    PrivacySettings,
     SynchronousTiming,
     TrainingSettings,
     UniformSelection,
 )
 from knnper.privacy import NoiseSource
+from knnper.privacy_settings import PrivacySettings
 from knnper.seeding import RandomKey
 from knnper.settings import shown
 from knnper.strategies.core.mean_update import differences, moved_update

@@ -19,14 +19,7 @@ from scipy.linalg import toeplitz
 from torch import Tensor
 
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import (
-    AdaptiveClipping,
-    Experiment,
-    PrivacySettings,
-    RunSettings,
-    SecAggPlusSettings,
-    TrainingSettings,
-)
+from knnper.experiment import Experiment, RunSettings, TrainingSettings
 from knnper.experiment_file import (
     load_experiment,
     relevant_settings,
@@ -34,6 +27,11 @@ from knnper.experiment_file import (
     to_document,
 )
 from knnper.privacy import seeded_noise, system_noise
+from knnper.privacy_settings import (
+    AdaptiveClipping,
+    PrivacySettings,
+    SecAggPlusSettings,
+)
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder

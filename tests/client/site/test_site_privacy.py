@@ -20,13 +20,9 @@ from knnper.client.settings import SitePrivacySettings, read_client
 from knnper.client.site_privacy import Protection, only_weights
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
 from knnper.errors import RefusedError, RunError
-from knnper.experiment import (
-    AdaptiveClipping,
-    Experiment,
-    PrivacySettings,
-    TrainingSettings,
-)
+from knnper.experiment import Experiment, TrainingSettings
 from knnper.privacy import Release, epsilon_of
+from knnper.privacy_settings import AdaptiveClipping, PrivacySettings
 from knnper.records import tensors_of
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS

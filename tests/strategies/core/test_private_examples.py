@@ -12,8 +12,9 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import ConfigError
-from knnper.experiment import ExamplePrivacySettings, TrainingSettings
+from knnper.experiment import TrainingSettings
 from knnper.experiment_file import from_json, load_experiment, to_json
+from knnper.privacy_settings import ExamplePrivacySettings
 from knnper.records import take_apart
 from knnper.seeding import RandomKey
 from knnper.simulation.catalogue import experiment_catalogue
