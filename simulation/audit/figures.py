@@ -1,9 +1,10 @@
 """Figures of an attack, each with an interval at 95 % confidence.
 
-Rates have exact intervals (Clopper and Pearson 1934). The area under the ROC curve has
-the score interval of Newcombe (2006, "Confidence intervals for an effect size measure
-based on the Mann-Whitney statistic. Part 2", method 5), which also has a width where
-the attack makes no error at all, unlike a bootstrap.
+Rates have exact intervals (Clopper and Pearson 1934), and so have medians (order
+statistics). The area under the ROC curve has the score interval of Newcombe (2006,
+"Confidence intervals for an effect size measure based on the Mann-Whitney statistic.
+Part 2", method 5), which also has a width where the attack makes no error at all,
+unlike a bootstrap.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
-from scipy.stats import beta, rankdata
+from scipy.stats import beta, binom, rankdata
 
 CONFIDENCE = 0.95
 FALSE_POSITIVE_RATES = {"tpr_at_fpr_0.1%": 0.001, "tpr_at_fpr_1%": 0.01}
@@ -82,6 +83,17 @@ def proportion(successes: int, trials: int) -> Interval:
     low = float(beta.ppf(tail, successes, failures + 1)) if successes else 0.0
     high = float(beta.ppf(1 - tail, successes + 1, failures)) if failures else 1.0
     return Interval(successes / trials, low, high)
+
+
+def median(values: Scores) -> Interval:
+    """Return the median with its interval from order statistics; at least one value.
+
+    Fewer than six values lack the confidence, and have their extremes as the interval.
+    """
+    ordered = np.sort(values)
+    place = max(1, int(binom.ppf((1 - CONFIDENCE) / 2, len(values), 0.5)))
+    low, high = ordered[place - 1], ordered[-place]
+    return Interval(float(np.median(ordered)), float(low), float(high))
 
 
 def area_under_curve(members: Scores, others: Scores) -> Interval:

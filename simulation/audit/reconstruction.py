@@ -16,12 +16,7 @@ from torch.nn import functional
 
 from knnper.data.examples import Examples
 from knnper.seeding import RandomKey
-from knnper.simulation.audit.figures import (
-    CONFIDENCE,
-    AttackResult,
-    Interval,
-    proportion,
-)
+from knnper.simulation.audit.figures import AttackResult, median, proportion
 from knnper.strategies.core.task import Task
 
 ANALYTIC, GRADIENT_MATCHING = "analytic", "gradient_matching"
@@ -30,7 +25,6 @@ HIGHEST_DB = 200.0  # in place of infinity, for an exact copy
 _MOST_ROWS = 128  # of a layer; pairs of rows of larger layers are left out
 _SEARCH_STEPS, _SEARCH_RATE = 400, 0.05
 _SMOOTHNESS = 1e-3  # weight of the total variation
-_RESAMPLES = 1000  # of the bootstrap for the median
 
 
 @dataclass(frozen=True)
@@ -129,17 +123,14 @@ def psnr_of_nearest(task: Task, candidates: Tensor, examples: Examples) -> Tenso
 
 
 def reconstruction_result(
-    attack: str, surface: str, psnr: Sequence[Tensor], rng: RandomKey, noun: str
+    attack: str, surface: str, psnr: Sequence[Tensor], noun: str
 ) -> AttackResult:
     """Return the figures of reconstructions of ``noun`` with these PSNRs, in dB."""
     values = torch.cat(list(psnr)).numpy()
-    draws = rng.numpy().integers(0, len(values), (_RESAMPLES, len(values)))
-    ends = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-    low, high = np.quantile(np.median(values[draws], axis=1), ends)
     near = int((values >= RECOGNISABLE_DB).sum())
     figures = {
         "recognisable": proportion(near, len(values)),
-        "median_psnr_db": Interval(float(np.median(values)), float(low), float(high)),
+        "median_psnr_db": median(values),
     }
     access = "the update as the server sees it"
     if attack == GRADIENT_MATCHING:

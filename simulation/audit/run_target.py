@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -137,9 +138,10 @@ class RunTarget(Target):
         """Attack the training examples of the seen clients, beside their test examples.
 
         Each shadow model is trained as the run was, on a random half of all of these.
-        Two models share no example, so that every example is missing in half of them.
+        The two models of a pair share no example, so each example is missing in one.
         """
-        clients, pool, members = self.bench.clients, {}, []
+        clients = self.bench.clients
+        pool, members = dict[str, Examples](), list[NDArray[np.bool_]]()
         for client in self.trainable:
             train, test = clients.data(client).train, clients.test(client)
             pool[client] = train.join(test)
@@ -289,8 +291,7 @@ class RunTarget(Target):
                         candidates = matched_inputs(task, update, key.child(place))
                         on_step(1)
                     psnr.append(psnr_of_nearest(task, candidates, update.examples))
-                rng = key.child(attack, surface)
-                yield reconstruction_result(attack, surface, psnr, rng, noun)
+                yield reconstruction_result(attack, surface, psnr, noun)
 
     def _obstacle(
         self, attack: str, surfaces: Mapping[str, Sequence[ObservedUpdate]]

@@ -106,7 +106,7 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     certificate = None if tls is None else tls.certificate
     context = ssl.create_default_context(cafile=certificate)
     service = HttpService(url, token, context)
-    info = service.request(Info, "GET", "/info")
+    info = service.request(Info, "/info")
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     serving = site_state.served()
     if serving is None or serving.model != info.model or not site_state.has_store():
@@ -126,7 +126,7 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         file = io.BytesIO()
         np.save(file, inputs.reshape(-1, *info.input_shape).numpy())
         content = file.getvalue()
-        return service.request(Predictions, "POST", "/predict", content).predictions
+        return service.request(Predictions, "/predict", content).predictions
 
     knn_weight = serving.knn_weight
     if info.privacy is not None:
@@ -186,9 +186,7 @@ class HttpService:
     token: str
     context: ssl.SSLContext
 
-    def request(
-        self, kind: type[D], verb: str, path: str, content: bytes | None = None
-    ) -> D:
+    def request(self, kind: type[D], path: str, content: bytes | None = None) -> D:
         """Return the answer, a document of this kind; raise RunError for another."""
         headers = {"content-type": "application/x-npy"} if content else {}
         if self.token:
@@ -196,7 +194,7 @@ class HttpService:
         address = self.url.rstrip("/") + path
         try:
             response = httpx.request(
-                verb,
+                "GET" if content is None else "POST",
                 address,
                 content=content,
                 headers=headers,

@@ -7,6 +7,7 @@ from scipy.stats import binomtest
 from knnper.seeding import RandomKey
 from knnper.simulation.audit.figures import (
     area_under_curve,
+    median,
     membership_result,
     proportion,
     true_positive_rate,
@@ -19,6 +20,13 @@ def test_proportion_has_the_exact_interval(right: int, count: int) -> None:
     interval = proportion(right, count)
     assert (interval.low, interval.high) == pytest.approx((exact.low, exact.high))
     assert interval.value == right / count
+
+
+def test_median_has_the_interval_of_order_statistics() -> None:
+    # P[Binomial(16, 1/2) <= 3] = 1.1 %, and <= 4 it is 3.8 %.
+    interval = median(np.arange(16.0)[::-1])
+    assert (interval.value, interval.low, interval.high) == (7.5, 3, 12)
+    assert median(np.array([5.0])).high == 5
 
 
 def test_area_counts_ties_half() -> None:
