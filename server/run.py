@@ -3,9 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from knnper.predictions import RunPredictions
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution
 from knnper.server.distribution_log import Reported, ShownResults
+from knnper.server.example_privacy import example_privacy_summary
 from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.private_training import PrivacyPlan, privacy_summary
@@ -29,8 +28,6 @@ from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import Schedule, participation_of, schedule_of
 from knnper.strategies.catalogue import own_title
 from knnper.strategies.core.assembly import Assembly
-from knnper.strategies.core.private_examples import epsilon_of_examples
-from knnper.strategies.core.training import num_steps
 
 
 @contextlib.contextmanager
@@ -209,42 +206,12 @@ class Conductor:
         return schedule
 
     def _example_privacy(self, roster: Roster, history: History) -> Mapping[str, Any]:
-        """Return the entry of ``results.json`` about the privacy of examples.
-
-        ε is that of the client with the largest, over all rounds that it was sampled
-        for, whether it replied or not. With the section ``privacy``, whose samples may
-        be secret, all rounds count.
-        """
-        training, sizes = self.assembly.experiment.training, roster.trainable()
-        if training.example_privacy is None or not sizes:
+        sizes = roster.trainable()
+        if self.assembly.experiment.training.example_privacy is None or not sizes:
             return {}
-        num_rounds = Counter[str]()
-        if self.assembly.experiment.privacy is not None:
-            num_rounds.update(dict.fromkeys(sizes, self.assembly.method.num_rounds))
-        elif is_timed_by_clients(training):
-            known, titles = participation_of(self.folder.rounds()), roster.titles()
-            for name in sizes:
-                figures = known.get(titles.get(name, name), {})
-                num_rounds[name] = int(figures.get("num_rounds", 0))
-        else:
-            schedule = self._schedule(roster, history)
-            for step in range(1, self.assembly.method.num_rounds + 1):
-                num_rounds.update([*schedule.cohort(step).versions])
-        epsilon, delta = max(
-            epsilon_of_examples(
-                training, size, num_rounds[name] * num_steps(training, None, size)
-            )
-            for name, size in sizes.items()
-        )
-        return {
-            "example_privacy": {
-                "unit": "example",
-                "epsilon": epsilon if math.isfinite(epsilon) else None,
-                "delta": delta,
-                "noise_multiplier": training.example_privacy.noise_multiplier,
-                "clip_norm": training.example_privacy.clip_norm,
-            }
-        }
+        schedule = self._schedule(roster, history)
+        summary = example_privacy_summary(self.assembly, sizes, schedule)
+        return {"example_privacy": summary}
 
     @property
     def _metrics(self) -> Sequence[str]:

@@ -1,21 +1,27 @@
 """Whole runs with privacy for each example: their ε, and what the server learns."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from knnper.experiment import Experiment
+from knnper.experiment import Experiment, SynchronousTiming
 from knnper.experiment_file import load_experiment, to_yaml
+from knnper.privacy_settings import PrivacySettings
+from knnper.seeding import RandomKey
+from knnper.server.example_privacy import example_privacy_summary
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.server.schedule import RoundSchedule
+from knnper.server.selection import InTurn
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core import method
 from knnper.strategies.core.private_examples import epsilon_of_examples
-from knnper.strategies.core.training import LocalResult, local_sgd
+from knnper.strategies.core.training import LocalResult, local_sgd, num_steps
 from tests.simulation.knnper_process import outcome
 from tests.simulation.knnper_process import simulate as run_command
 from tests.strategies.method_checks import document
@@ -77,6 +83,31 @@ def test_results_hold_the_largest_epsilon_of_a_client(
     found = training["example_privacy"]
     assert (found["epsilon"], found["delta"]) == max(spent)
     assert 0 < found["epsilon"] < 100
+
+
+@pytest.mark.parametrize("where", ["privacy", "timing"])
+def test_all_rounds_count_if_the_samples_are_not_known(where: str) -> None:
+    chosen = experiment()
+    bench = open_workbench(chosen)
+    if where == "privacy":
+        chosen = replace(chosen, privacy=PrivacySettings(clip_norm=1.0))
+    else:
+        timing = SynchronousTiming(over_selection=1.5)
+        chosen = replace(chosen, training=replace(chosen.training, timing=timing))
+    assembly = replace(bench, experiment=chosen)
+    sizes = {"a": 30, "b": 40}
+    selection = InTurn(RandomKey(0), 2, lambda server_round: server_round)
+    schedule = RoundSchedule(["a", "b"], 0.5, selection)
+    summary = example_privacy_summary(assembly, sizes, schedule)
+    spent = [
+        epsilon_of_examples(
+            chosen.training, size, 3 * num_steps(chosen.training, None, size)
+        )
+        for size in sizes.values()
+    ]
+    assert (summary["epsilon"], summary["delta"]) == max(spent)
+    sampled = example_privacy_summary(bench, sizes, schedule)
+    assert sampled["epsilon"] < summary["epsilon"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,49 @@
+"""ε of the clients' examples after a run with ``training.example_privacy``."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from knnper.experiment import is_timed_by_clients
+from knnper.server.schedule import Schedule
+from knnper.strategies.core.assembly import Assembly
+from knnper.strategies.core.private_examples import epsilon_of_examples
+from knnper.strategies.core.training import num_steps
+
+
+def example_privacy_summary(
+    assembly: Assembly, sizes: Mapping[str, int], schedule: Schedule
+) -> dict[str, Any]:
+    """Make the entry ``training.example_privacy`` of ``results.json``.
+
+    ε is the largest of a client, over all rounds for which it was sampled, whether it
+    replied or not. All rounds count where the samples are not known afterwards: with
+    the section ``privacy``, and if the replies of real clients set the time.
+
+    ``sizes``: training examples by client. ``schedule``: of the finished run.
+    """
+    training = assembly.experiment.training
+    settings, most = training.example_privacy, assembly.method.num_rounds
+    assert settings is not None
+    if assembly.experiment.privacy is not None or is_timed_by_clients(training):
+        num_rounds = Counter(dict.fromkeys(sizes, most))
+    else:
+        num_rounds = Counter(
+            client
+            for server_round in range(1, most + 1)
+            for client in schedule.cohort(server_round).versions
+        )
+    epsilon, delta = max(
+        epsilon_of_examples(
+            training, size, num_rounds[client] * num_steps(training, None, size)
+        )
+        for client, size in sizes.items()
+    )
+    return {
+        "unit": "example",
+        "epsilon": epsilon if math.isfinite(epsilon) else None,
+        "delta": delta,
+        "noise_multiplier": settings.noise_multiplier,
+        "clip_norm": settings.clip_norm,
+    }
