@@ -99,8 +99,8 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     Raises
     ------
     RunError
-        If the service does not answer or serves another model than the client's state
-        folder has, or if the owner's data has no test examples.
+        If the service does not answer, or serves another model or with another privacy
+        than the client's files have, or if the owner's data has no test examples.
     """
     tls = settings.service.tls
     certificate = None if tls is None else tls.certificate
@@ -113,6 +113,16 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         raise RunError(
             f"{url} serves the model {info.model[:12]}, which is not served from "
             f"{settings.state}; expected the file of the client that serves there"
+        )
+    privacy = settings.service.privacy
+    found, expected = (
+        None if shown is None else (shown.epsilon, shown.delta)
+        for shown in (info.privacy, privacy)
+    )
+    if found != expected:
+        raise RunError(
+            f"{url} has private answers of (ε, δ) = {found}, expected {expected} as in "
+            "`service.privacy` of the client's file; restart the service with this file"
         )
     model = site_state.load(serving.model)
     torch.set_num_threads(model.card.num_threads)
@@ -128,9 +138,7 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         content = file.getvalue()
         return service.request(Predictions, "/predict", content).predictions
 
-    knn_weight = serving.knn_weight
-    if info.privacy is not None:
-        knn_weight = info.privacy.knn_weight
+    knn_weight = serving.knn_weight if privacy is None else privacy.knn_weight
     memory = Memory(
         ask,
         model.embed,
@@ -150,7 +158,6 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         "knn_weight": f"{knn_weight:g}",
         "privacy": json.dumps(plain(info.privacy)),
     }
-    privacy = settings.service.privacy if info.privacy is not None else None
     return ServiceTarget(facts, memory, stored, others, privacy)
 
 

@@ -193,6 +193,19 @@ def test_audit_of_private_answers_bounds_their_epsilon(
     assert results["probabilities"]["figures"]["auc"]["value"] < 0.9
 
 
+def test_audit_explains_privacy_that_the_file_does_not_have(
+    client_file: Path,
+) -> None:
+    private = client_file.with_name("stricter.yaml")
+    private.write_text(
+        client_file.read_text() + "service: {privacy: {epsilon: 2, threshold: 0.9}}\n"
+    )
+    with serving(private) as url:
+        result = run_command("audit", url, "--data", client_file)
+    assert result.exit_code == 1
+    assert "(2.0, 1e-05), expected None" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
