@@ -64,13 +64,13 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
 
         canaries = [str(place) for place in range(len(included))]
         scores = np.zeros(len(included))
-        state, clip_norm = untrained(bench, bench.roster).state, None
+        state = untrained(bench, bench.roster).state
+        clip_norm = None
         for server_round in range(1, num_rounds + 1):
             payload = method.broadcast(state, UNSEEN_CLIENT, rng)
             current = training.begin(payload, server_round, clip_norm)
-            chosen = canaries
-            if plan.sampling in ("poisson", "in_turn"):
-                chosen = training.selection().draw(canaries, 0, server_round)
+            # All of them, unless the claim relies on sampling.
+            chosen = training.selection().draw(canaries, len(canaries), server_round)
             # One at a time, since each is as large as the model.
             current.add_all(
                 (name, update_of(name, payload, current.clip_norm, server_round))
@@ -80,7 +80,8 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
             moved = current.release(state)
             steps = moved.weights - state.weights
             scores += steps[: len(included)].double().numpy()
-            state, clip_norm = moved, current.next_clip_norm()
+            state = moved
+            clip_norm = current.next_clip_norm()
         return scores
 
     return CanaryGame(
@@ -105,8 +106,8 @@ def _processed(method: Method, payload: Any, update: Any, rng: RandomKey) -> Any
 def private_answers_game(settings: PrivateAnswerSettings) -> CanaryGame:
     """Return the game of a memory with private answers, in its worst case.
 
-    Each canary is a stored example that alone votes on its own query, with kernel value
-    1 and label 0. The query is repeated until the budget is spent, and the canary's
+    Each canary is a stored example that alone votes on its own query, with cosine 1 and
+    label 0. The query is repeated until the budget is spent, and the canary's
     score is the sum of the released scores of label 0 over their deviations, each
     weighted by the canary's contribution.
     """
@@ -116,11 +117,13 @@ def private_answers_game(settings: PrivateAnswerSettings) -> CanaryGame:
 
     def play(included: NDArray[np.bool_], rng: RandomKey) -> Scores:
         stored = np.flatnonzero(included)
-        labels, spent = np.zeros(len(stored), np.int64), np.zeros(len(stored))
-        kernel = np.eye(len(included), dtype=np.float32)[:, stored]
-        generator, scores = rng.numpy(), np.zeros(len(included))
+        labels = np.zeros(len(stored), np.int64)
+        spent = np.zeros(len(stored))
+        cosines = np.eye(len(included), dtype=np.float32)[:, stored]
+        generator = rng.numpy()
+        scores = np.zeros(len(included))
         for weight in weights:
-            votes = noisy_votes(kernel, labels, spent, 2, settings, generator)
+            votes = noisy_votes(cosines, labels, spent, 2, settings, generator)
             scores += weight * votes.scores[:, 0] / votes.deviations
             spent = votes.spent
         return scores
