@@ -371,7 +371,7 @@ class Limits:
 
     @functools.cached_property
     def privacy_budget(self) -> PrivacyBudget | None:
-        """The budget of protected updates; None if updates are sent as they are."""
+        """The budget of protected updates; None if the site does not clip them."""
         return PrivacyBudget.of(
             self.client, self.experiment.privacy, self.fingerprint, self.run
         )

@@ -71,7 +71,7 @@ class PrivacyBudget:
         experiment: str,
         run: int = 0,
     ) -> "PrivacyBudget | None":
-        """Return the budget at a site; None if its updates are sent as they are."""
+        """Return the budget at a site; None if the site does not clip its updates."""
         settings = client.limits.privacy
         protection = Protection.of(settings, run_privacy)
         if settings is None or protection is None:

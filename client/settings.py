@@ -65,11 +65,12 @@ class ShareSettings(Settings):
 class SitePrivacySettings(Settings):
     """Local differential privacy of a site, whatever a run asks for.
 
-    The unit is the site's whole data set: the server cannot tell it from any other,
-    including one that differs in a single example. Each update u, the difference from
-    the model received, is sent as u min(1, S / ‖u‖) plus Gaussian noise of standard
-    deviation σ S for each of its d numbers. Two data sets move the clipped update by at
-    most 2 S, so ε is that of a Gaussian mechanism with the noise multiplier σ / 2.
+    The unit is the site's whole data set: its updates are nearly as likely with any
+    other, including one that differs in a single example. Each update u, the difference
+    from the model received, is sent as u min(1, S / ‖u‖) plus Gaussian noise of
+    standard deviation σ S for each of its d numbers. Two data sets move the clipped
+    update by at most 2 S, so ε is that of a Gaussian mechanism with the noise
+    multiplier σ / 2.
 
     The cost: the norm of the noise is about σ S √d, and at most S is signal. The noise
     of n sites of equal weight averages to σ S √(d / n). The page on privacy has
@@ -79,7 +80,7 @@ class SitePrivacySettings(Settings):
     ----------
     clip_norm
         S, the largest norm of an update; useful near the norm of usual updates, from
-        0.1 to 10. Null sends updates as they are, so that only ``share`` applies.
+        0.1 to 10. Null neither clips nor adds noise: only ``share`` applies.
     noise_multiplier
         σ; useful from 1 (little privacy) to 100. 0 adds no noise, and ε is infinite.
     epsilon_run
@@ -114,8 +115,8 @@ class SitePrivacySettings(Settings):
             if getattr(self, name) is not None and self.noise_multiplier == 0:
                 yield Problem(
                     f"limits.privacy.{name}",
-                    "found a budget without noise, of which every update spends an "
-                    "infinite epsilon; set noise_multiplier, or remove the budget",
+                    "found a budget without noise, but without noise one update spends "
+                    "an infinite epsilon; set noise_multiplier, or remove the budget",
                 )
         if self.share.metrics and not self.share.counts:
             yield Problem(

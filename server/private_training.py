@@ -17,7 +17,7 @@ if the sum gets z_Δ = (z^-2 - (2 σ_b)^-2)^-1/2: the fraction is counted from -
 1/2, so that a client changes it by 1/2.
 
 In simulations noise and samples derive from the experiment's seed, so that a run
-repeats bit for bit; they measure accuracy and protect nobody. With real clients both
+repeats bit for bit; they measure accuracy and are no protection. With real clients both
 come from the operating system, and each release is noted on disk before it is made: a
 round that is repeated after a crash counts twice.
 """
@@ -103,19 +103,24 @@ class PrivacyPlan:
         privacy, training = experiment.privacy, experiment.training
         if privacy is None:
             return None
-        num_groups = 1
+        count = num_participants(num_clients, training.participation)
+        sampling = "all" if count == num_clients else "uniform"
+        num_expected = float(count)
+        num_groups, probability = 1, 1.0
         if privacy.correlated and privacy.is_private:
+            sampling = "in_turn"
             num_groups = int(1 / training.participation + _ROUNDING)
-        is_amplified = (
+            num_expected = num_clients / num_groups
+        elif (
             privacy.is_private
-            and num_groups == 1
             and privacy.noise_at == "server"
             and training.participation < 1
             # Its rounds need a fixed number of clients.
             and training.secure_aggregation is None
-        )
-        count = num_participants(num_clients, training.participation)
-        probability = training.participation if is_amplified else 1.0
+        ):
+            sampling = "poisson"
+            probability = training.participation
+            num_expected = probability * num_clients
         delta = privacy.delta or default_delta(num_clients)
         multiplier = privacy.noise_multiplier
         if multiplier is None:
@@ -132,13 +137,6 @@ class PrivacyPlan:
             num_spare = int(experiment.run.max_failed_fraction * count)
             least = max(1, count - num_spare)
             accounted = multiplier * math.sqrt(least / privacy.noise_shares)
-        sampling, num_expected = "uniform", float(count)
-        if num_groups > 1:
-            sampling, num_expected = "in_turn", num_clients / num_groups
-        elif is_amplified:
-            sampling, num_expected = "poisson", probability * num_clients
-        elif count == num_clients:
-            sampling = "all"
         plan = cls(
             settings=privacy,
             num_expected=num_expected,

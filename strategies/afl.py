@@ -10,7 +10,7 @@ The server takes the means C and B over the clients, weighted by n_m, and solves
 
     W = (C + γ I)⁻¹ B
 
-This is the ridge regression on all examples together, whoever has them. The paper's
+This is the ridge regression on the examples of all clients together. The paper's
 clients send their own solutions Ŵ_m = (X_mᵀ X_m + r I)⁻¹ X_mᵀ Y_m and the matrices
 R_m = X_mᵀ X_m + r I, which the absolute aggregation law joins, one client after the
 other, into Ŵ with (Σ R_m) Ŵ = Σ R_m Ŵ_m = Σ X_mᵀ Y_m. Then r is removed again:
@@ -141,9 +141,9 @@ class AFL(FedAvg):
             ),
         ]
         return [
-            Problem(place, f"found {found}, expected {expected}: {why}; set {expected}")
-            for place, found, expected, why in problems
-            if found != expected
+            Problem(place, f"found {value}, expected {expected}: {why}; set {expected}")
+            for place, value, expected, why in problems
+            if value != expected
         ]
 
     @override

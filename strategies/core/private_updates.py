@@ -54,7 +54,7 @@ def private_update(
 ) -> Any:
     """Clip the change of an update, and add Gaussian noise to each coordinate.
 
-    An update within ``clip_norm`` is returned as it is if there is no noise. A clipped
+    An update within ``clip_norm`` is returned unchanged if there is no noise. A clipped
     change is not rounded before the noise: where the weights that were sent are large,
     rounding to float32 could double its norm.
     """
