@@ -84,7 +84,8 @@ def audit(
     attacks exist. The record is a JSON file; `knnper report` shows that of a run.
     """
     is_service = target.startswith(("http://", "https://"))
-    if is_service == (data is None) or not (is_service or token_file is None):
+    has_service_options = data is not None or token_file is not None
+    if (is_service and data is None) or (not is_service and has_service_options):
         raise typer.BadParameter(
             "a URL goes with --data CLIENT.yaml, and the folder of a run with neither "
             "--data nor --token-file"
