@@ -182,7 +182,7 @@ class ClientRuntime:
         return self._released(request, update)
 
     def _released(self, request: TrainingRequest, update: Any) -> Any:
-        """Mask an update for a secure sum; others leave as they are.
+        """Mask an update for a secure sum; return others unchanged.
 
         Without a request for masking the update of a secure sum does not leave.
         """

@@ -25,7 +25,7 @@ class AdaptiveClipping(Settings):
     Attributes
     ----------
     quantile
-        γ, the fraction of the clients whose updates should not be clipped.
+        γ, the fraction of updates that should not be clipped.
     learning_rate
         η_C: after each round the clip norm is multiplied by exp(-η_C (b - γ)), where b
         is the noisy fraction of updates that were not clipped. 0.2 in the paper.
@@ -69,8 +69,8 @@ class PrivacySettings(Settings):
         share of it, for a server that sees sums only; nothing is amplified, and ε holds
         for a round in which as many fail as ``run.max_failed_fraction`` allows.
     noise_shares
-        With ``noise_at: clients``: the number of clients whose shares make up σ S, that
-        is the clients of a round.
+        With ``noise_at: clients``: the number of clients of a round. Their shares of
+        the noise add up to σ S.
     adaptive
         Adapts the clip norm to the norms of the updates; null keeps it.
     correlated

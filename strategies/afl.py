@@ -17,11 +17,11 @@ other, into Ŵ with (Σ R_m) Ŵ = Σ R_m Ŵ_m = Σ X_mᵀ Y_m. Then r is removed
 Σ R_m - M r I = Σ X_mᵀ X_m for M clients, so that the paper's result is W with γ = 0.
 Means give the same W as sums if γ is counted per example.
 
-A row of X_m is an embedding φ(x), minus the mean of its p numbers, as it is or randomly
-projected, and scaled to length 1. A row of Y_m is one-hot, minus 1/c. So W needs no
-bias, an input's length changes the confidence of a prediction but not the class, and an
-update has a norm of at most √2, whatever the data. Embeddings that are outputs of a
-ReLU share a large constant part, which would be most of C and of its norm.
+A row of X_m is an embedding φ(x), minus the mean of its p numbers, with or without a
+random projection, and scaled to length 1. A row of Y_m is one-hot, minus 1/c. So W
+needs no bias, an input's length changes the confidence of a prediction but not the
+class, and an update has a norm of at most √2, whatever the data. Embeddings that are
+outputs of a ReLU share a large constant part, which would be most of C and of its norm.
 
 C_m is symmetric. Its upper triangle is sent, with √2 times the numbers above the
 diagonal, so that the vector has the norm of the matrix: if noise is added to the

@@ -37,8 +37,8 @@ def moved_update(method: Method, payload: Any, update: Any, difference: Tensor) 
     ordered = sorted(parts.tensors.items())
     expected = sum(tensor.numel() for _, tensor in ordered)
     if difference.shape != (expected,):
-        found = tuple(difference.shape)
-        raise ValueError(f"expected a difference of shape ({expected},), found {found}")
+        shape = tuple(difference.shape)
+        raise ValueError(f"expected a difference of shape ({expected},), found {shape}")
     started = origins(method, payload, update)
     values = torch.split(difference, [tensor.numel() for _, tensor in ordered])
     tensors = {

@@ -55,7 +55,7 @@ def sampling_probability(num_examples: int, batch_size: int) -> float:
 
 
 class _MeanLoss(nn.Module):
-    """An objective as a module, whose parameters `functional_call` replaces."""
+    """An objective as a module, for `functional_call` with other parameters."""
 
     def __init__(self, module: EmbeddingModel, objective: _Objective) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def lines_of(state: Path) -> list[str]:
 
 
 def budget(state: Path, **changes: Any) -> PrivacyBudget:
-    """Return the budget of an experiment whose updates have S = 1 and σ = 8."""
+    """Return the budget of an experiment with S = 1 and σ = 8."""
     settings = SitePrivacySettings(clip_norm=1.0, noise_multiplier=8.0, **changes)
     return PrivacyBudget(settings, state, UPDATE.experiment, 7, Protection(1.0, 8.0))
 
@@ -180,7 +180,7 @@ def test_line_is_on_disk_before_append_returns(
 
 
 def test_writers_that_share_a_ledger_do_not_exceed_the_budget(tmp_path: Path) -> None:
-    # Each thread opens the lock anew, as a process does.
+    # Each thread opens the lock for itself, as a process does.
     most = enough_for(5)
 
     def spend(server_round: int) -> bool:

@@ -462,7 +462,7 @@ def run(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def equal_clients(folder: Path) -> dict[str, Any]:
-    """Return an experiment on a table whose clients have the same number of rows."""
+    """Return an experiment on a table with equally many rows for each client."""
     generator = RandomKey(4).numpy()
     rows = ["client,a,b,label"]
     for client in range(6):
