@@ -154,6 +154,11 @@ def _refused(change: str) -> Iterator[None]:
     pytest.fail(f"accepted: {change}")
 
 
+def _with_another_end(sealed: str) -> str:
+    """``sealed`` with the last of its hexadecimal digits changed."""
+    return sealed[:-1] + f"{int(sealed[-1], 16) ^ 1:x}"
+
+
 def _begun(stage: str) -> Execution:
     """An execution of five clients just before the server's request of ``stage``."""
     updates = updates_of(5)
@@ -226,7 +231,7 @@ def test_client_refuses_wrong_mask_requests() -> None:
             request.execution, {**sealed, "2": sealed["3"], "3": sealed["2"]}
         ),
         "changed share": MaskRequest(
-            request.execution, {**sealed, "2": sealed["2"][:-2] + "00"}
+            request.execution, {**sealed, "2": _with_another_end(sealed["2"])}
         ),
     }
     masked_secrets, _ = client.mask(secrets, request, values)
