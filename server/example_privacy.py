@@ -18,15 +18,15 @@ def example_privacy_summary(
     """Make the entry ``training.example_privacy`` of ``results.json``.
 
     ε is the largest of a client, over all rounds for which it was sampled, whether it
-    replied or not. All rounds count where the samples are not known afterwards: with
-    the section ``privacy``, and if the replies of real clients set the time.
+    replied or not. All rounds count if the replies of real clients set the time: late
+    clients are then in no record.
 
     ``sizes``: training examples by client. ``schedule``: of the finished run.
     """
     training = assembly.experiment.training
     settings, most = training.example_privacy, assembly.method.num_rounds
     assert settings is not None
-    if assembly.experiment.privacy is not None or is_timed_by_clients(training):
+    if is_timed_by_clients(training):
         num_rounds = Counter(dict.fromkeys(sizes, most))
     else:
         num_rounds = Counter(

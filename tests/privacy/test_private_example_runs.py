@@ -9,7 +9,6 @@ import pytest
 
 from knnper.experiment import Experiment, SynchronousTiming
 from knnper.experiment_file import load_experiment, to_yaml
-from knnper.privacy_settings import PrivacySettings
 from knnper.seeding import RandomKey
 from knnper.server.example_privacy import example_privacy_summary
 from knnper.server.observer import Observer
@@ -85,15 +84,11 @@ def test_results_hold_the_largest_epsilon_of_a_client(
     assert 0 < found["epsilon"] < 100
 
 
-@pytest.mark.parametrize("where", ["privacy", "timing"])
-def test_all_rounds_count_if_the_samples_are_not_known(where: str) -> None:
+def test_all_rounds_count_if_clients_may_be_late() -> None:
     chosen = experiment()
     bench = open_workbench(chosen)
-    if where == "privacy":
-        chosen = replace(chosen, privacy=PrivacySettings(clip_norm=1.0))
-    else:
-        timing = SynchronousTiming(over_selection=1.5)
-        chosen = replace(chosen, training=replace(chosen.training, timing=timing))
+    timing = SynchronousTiming(over_selection=1.5)
+    chosen = replace(chosen, training=replace(chosen.training, timing=timing))
     assembly = replace(bench, experiment=chosen)
     sizes = {"a": 30, "b": 40}
     selection = InTurn(RandomKey(0), 2, lambda server_round: server_round)
