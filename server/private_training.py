@@ -274,7 +274,7 @@ class PrivateTraining:
         return PrivateRound(self, payload, server_round, clip_norm)
 
     def note_release(self, server_round: int) -> None:
-        """Note a release on disk, before it is made."""
+        """Add a release to the file of a run with real clients."""
         if self._releases is not None:
             release = self.plan.release
             self._releases.append(
@@ -353,6 +353,13 @@ class PrivateRound:
     # Σ (b - 1/2), with b = 1 for an update that was not clipped.
     _num_unclipped: float = field(default=0.0, init=False)
     _count_noise: float = field(default=0.0, init=False)
+    _is_noted: bool = field(default=False, init=False)
+
+    def note(self) -> None:
+        """Note a noisy release on disk, once, before anything of it is known."""
+        if self.training.is_noisy and not self._is_noted:
+            self.training.note_release(self.server_round)
+            self._is_noted = True
 
     def alike(self, updates: Updates[Any], weight: int) -> Iterator[tuple[str, Any]]:
         """Yield the updates of a round without noise: clipped, all with one weight."""
@@ -383,7 +390,7 @@ class PrivateRound:
     def release(self, state: Any) -> Any:
         """Add the noise to the sum, and return the server's state after the round."""
         training, plan = self.training, self.training.plan
-        training.note_release(self.server_round)
+        self.note()
         key = training.key.child("privacy noise", self.server_round)
         generator = training.noise_source(key)
         template = self._template

@@ -350,8 +350,14 @@ class RoundLoop:
                 updates = self._rebase(tally.using(accepted), server_round, versions)
             else:
                 of_each = weights if privacy is None else dict.fromkeys(weights, 1)
+                # The server may know a sum before the round ends.
                 updates = self._secure_rounds.updates(
-                    step, list(requests), of_each, tally, num_spare
+                    step,
+                    list(requests),
+                    of_each,
+                    tally,
+                    num_spare,
+                    before_sum=lambda: None if private is None else private.note(),
                 )
             if private is not None and not compares:
                 private.add_all(updates)

@@ -53,6 +53,7 @@ class _Round:
     weights: Mapping[str, int]
     tally: Tally
     num_spare: float
+    before_sum: Callable[[], None]
     sample: SummedUpdate | None = None  # the first valid reply
 
     def require_enough(self) -> None:
@@ -87,6 +88,7 @@ class SecureRounds:
         weights: Mapping[str, int],
         tally: Tally,
         num_spare: float,
+        before_sum: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, Any]]:
         """Make a round; yield the one update that stands for the clients in its sum.
 
@@ -98,6 +100,8 @@ class SecureRounds:
             Training examples of each client in the mean.
         num_spare
             Clients that may fail.
+        before_sum
+            Called before clients reveal a sum.
 
         Raises
         ------
@@ -112,7 +116,7 @@ class SecureRounds:
                 f"{self._settings.bits} bits; change training.participation or "
                 "training.secure_aggregation.bits"
             )
-        current = _Round(step, by_client, weights, tally, num_spare)
+        current = _Round(step, by_client, weights, tally, num_spare, before_sum)
         if isinstance(self._settings, SecAggPlusSettings):
             total = self._sum_with_shares(current, self._settings)
         else:
@@ -154,6 +158,7 @@ class SecureRounds:
             log.warning("client %s did not help to unmask: %s", client, reason)
 
         unmask = execution.unmask_requests()
+        current.before_sum()
         self._ask(current.step, unmask, RevealedShares, execution.add_revealed, note)
         return execution.total()
 
@@ -187,6 +192,7 @@ class SecureRounds:
                 client: MaskRequest(self._execution, plan=plan)
                 for client, plan in plans.items()
             }
+            current.before_sum()
             current.tally.used.clear()
             current.tally.losses.clear()
             total: Words | None = None

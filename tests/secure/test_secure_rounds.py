@@ -13,7 +13,9 @@ from knnper.errors import ConfigError, RunError
 from knnper.experiment_file import load_experiment, to_document
 from knnper.secure.messages import (
     KeysRequest,
+    RevealedShares,
     RoundPlan,
+    SealedShares,
     UnmaskRequest,
 )
 from knnper.server.federation import Federation, Reply, Request, Step
@@ -329,3 +331,41 @@ def test_secure_sum_with_noise_is_the_plain_one(
     weights, _ = _trained(secure, tmp_path / "secure", {"0001": None})
     expected, _ = _trained(plain, tmp_path / "plain", {"0001": None})
     _require_close(weights, expected)
+
+
+@dataclasses.dataclass
+class KilledServer(LosingReplies):
+    """A server of real clients that is killed after the first reply of a stage."""
+
+    stage: Stage = None
+
+    def __post_init__(self) -> None:
+        self.trusts_clients = False
+
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+        for reply in super().exchange(step, requests):
+            yield reply
+            message = getattr(reply.record, "message", None)
+            if isinstance(message, self.stage or RevealedShares):
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("stage", "num_noted"), [(SealedShares, 0), (RevealedShares, 1)]
+)
+def test_release_is_noted_before_the_sum_is_unmasked(
+    tmp_path: Path, stage: Stage, num_noted: int
+) -> None:
+    privacy = {
+        "clip_norm": 1.0,
+        "noise_multiplier": 0.1,
+        "noise_at": "clients",
+        "noise_shares": 5,
+    }
+    bench = bench_of({"name": "secagg_plus"}, privacy)
+    serial = SerialFederation(runtime_of(bench, tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        train(bench, KilledServer(serial, {}, stage=stage), tmp_path)
+    releases = tmp_path / "checkpoints/releases.jsonl"
+    noted = releases.read_text().splitlines() if releases.exists() else []
+    assert len(noted) == num_noted
