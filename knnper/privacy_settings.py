@@ -28,16 +28,13 @@ class AdaptiveClipping(Settings):
         γ, the fraction of updates that should not be clipped.
     learning_rate
         η_C: after each round the clip norm is multiplied by exp(-η_C (b - γ)), where b
-        is the noisy fraction of updates that were not clipped. 0.2 in the paper.
-    count_noise
-        σ_b, the standard deviation of the noise on the number of these updates, above
-        half the noise multiplier. Null: a 20th of the expected clients of a round, or
-        the noise multiplier if that is larger.
+        is the noisy fraction of updates that were not clipped. 0.2 in the paper. The
+        noise on the number of these updates has the standard deviation σ_b = m / 20 for
+        m expected clients of a round, or σ if that is larger.
     """
 
     quantile: UnitInterval = 0.5
     learning_rate: PositiveFloat = 0.2
-    count_noise: PositiveFloat | None = None
 
 
 @dataclass(frozen=True)

@@ -59,14 +59,11 @@ class CorrelatedNoise:
             self._recent.clear()
             self._num_rows = 0 if replay else number - 1
         for missing in range(self._num_rows + 1, number + 1):
-            self._append(independent(missing))
+            row = independent(missing)
+            for coefficient, earlier in zip(
+                self._coefficients[1:], self._recent, strict=False
+            ):
+                row = row - coefficient * earlier
+            self._recent.appendleft(row)
+        self._num_rows = number
         return self._recent[0]
-
-    def _append(self, independent: Noise) -> None:
-        row = independent
-        for coefficient, earlier in zip(
-            self._coefficients[1:], self._recent, strict=False
-        ):
-            row = row - coefficient * earlier
-        self._recent.appendleft(row)
-        self._num_rows += 1

@@ -24,7 +24,7 @@ round that is repeated after a crash counts twice.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,9 +45,7 @@ from knnper.privacy import (
     system_noise,
 )
 from knnper.privacy_settings import PrivacySettings
-from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.correlated_noise import CorrelatedNoise, Noise, coefficients
-from knnper.server.federation import Federation
 from knnper.server.schedule import num_participants
 from knnper.server.selection import ClientSelection, InTurn, Poisson, Uniform
 from knnper.strategies.core.assembly import Assembly
@@ -56,8 +54,8 @@ from knnper.strategies.core.mean_update import differences, synthetic_update
 from knnper.strategies.core.method import AS_IT_IS
 from knnper.strategies.core.private_updates import length, private_update
 
-# σ_b by default: this fraction of the expected clients of a round (Andrew et al. 2021,
-# section 3.1).
+# σ_b: this fraction of the expected clients of a round (Andrew et al. 2021, section
+# 3.1).
 _COUNT_NOISE = 0.05
 _ROUNDING = 1e-9  # 1 / participation can be a little less than a whole number
 
@@ -83,6 +81,8 @@ class PrivacyPlan:
         σ: of the sum and, if clipping is adaptive, the count together.
     delta
         δ.
+    num_rounds
+        The most rounds that the run makes.
     num_groups
         Groups of clients that take part in turn, with correlated noise; else 1.
     """
@@ -93,13 +93,13 @@ class PrivacyPlan:
     release: Release
     noise_multiplier: float
     delta: float
+    num_rounds: int
     num_groups: int = 1
 
     @classmethod
-    def of(
-        cls, experiment: Experiment, num_clients: int, num_rounds: int
-    ) -> "PrivacyPlan | None":
+    def of(cls, assembly: Assembly, num_clients: int) -> "PrivacyPlan | None":
         """Make the plan of a run with ``num_clients``; None without privacy."""
+        experiment, num_rounds = assembly.experiment, assembly.method.num_rounds
         privacy, training = experiment.privacy, experiment.training
         if privacy is None:
             return None
@@ -137,22 +137,16 @@ class PrivacyPlan:
             num_spare = int(experiment.run.max_failed_fraction * count)
             least = max(1, count - num_spare)
             accounted = multiplier * math.sqrt(least / privacy.noise_shares)
-        plan = cls(
+        return cls(
             settings=privacy,
             num_expected=num_expected,
             sampling=sampling,
             release=Release(accounted, probability),
             noise_multiplier=multiplier,
             delta=delta,
+            num_rounds=num_rounds,
             num_groups=num_groups,
         )
-        if plan.count_noise and 2 * plan.count_noise <= multiplier:
-            raise RunError(
-                f"privacy.adaptive.count_noise: found {plan.count_noise:g}, expected "
-                f"more than {multiplier / 2:.4g}, half the noise multiplier that "
-                "follows from privacy.epsilon; leave it out"
-            )
-        return plan
 
     def epsilon_after(self, num_releases: int) -> float:
         """Return ε of the first releases; infinite without noise."""
@@ -165,28 +159,27 @@ class PrivacyPlan:
     @property
     def count_noise(self) -> float:
         """σ_b, the noise on the number of unclipped updates; 0 without noise."""
-        adaptive = self.settings.adaptive
-        if adaptive is None or not self.settings.is_private:
+        if self.settings.adaptive is None or not self.settings.is_private:
             return 0.0
-        default = max(_COUNT_NOISE * self.num_expected, self.noise_multiplier)
-        return adaptive.count_noise or default
+        # Above half the multiplier, so that the noise of the sum stays finite.
+        return max(_COUNT_NOISE * self.num_expected, self.noise_multiplier)
 
     @property
     def sum_noise(self) -> float:
         """The noise that the server adds to a sum, as a multiple of the clip norm."""
         if self.settings.noise_at == "clients":
             return 0.0
-        if self.num_groups > 1:
-            length_of_column = np.linalg.norm(coefficients(self.num_groups))
-            return self.noise_multiplier * float(length_of_column)
-        if not self.count_noise:
-            return self.noise_multiplier
-        z, of_count = self.noise_multiplier, 2 * self.count_noise
-        return float((z**-2 - of_count**-2) ** -0.5)
+        if self.count_noise:
+            z, of_count = self.noise_multiplier, 2 * self.count_noise
+            return float((z**-2 - of_count**-2) ** -0.5)
+        length_of_column = np.linalg.norm(coefficients(self.num_groups))
+        return self.noise_multiplier * float(length_of_column)
 
     def as_document(self) -> dict[str, Any]:
-        """Return plain values for manifest and results."""
+        """Return plain values for the manifest, with the ε that the run may spend."""
+        epsilon = self.epsilon_after(self.num_rounds)
         return {
+            "epsilon": min(epsilon, self.settings.epsilon or epsilon),
             "unit": "client",
             "delta": self.delta,
             "noise_multiplier": self.noise_multiplier,
@@ -222,21 +215,10 @@ class PrivateTraining:
             self.noise_source = system_noise
             self._num_noted = len(releases.read())
 
-    @property
-    def is_noisy(self) -> bool:
-        """Whether rounds are aggregated with noise."""
-        return self.plan.settings.is_private
-
-    @property
-    def clips_sum(self) -> bool:
-        """Whether the server clips what it adds up: not what has noise already."""
-        return self.is_noisy and self.plan.settings.noise_at == "server"
-
     def selection(self) -> ClientSelection:
         """Return how the clients of a round are sampled."""
         if self.plan.sampling == "poisson":
-            probability = self.plan.release.sampling
-            return Poisson(self.key, probability, self.noise_source)
+            return Poisson(self.key, self.plan.release.sampling, self.noise_source)
         if self.plan.sampling == "in_turn":
             return InTurn(self.key, self.plan.num_groups, self._num_before)
         return Uniform(self.key)
@@ -244,34 +226,25 @@ class PrivateTraining:
     def allows(self, server_round: int) -> bool:
         """Return whether a round stays within the budget; reject one without rounds."""
         most = self.plan.settings.epsilon
-        if most is None or not self.is_noisy:
-            return True
         num_before = self._num_before(server_round)
+        if most is None:
+            return True
         epsilon = self.plan.epsilon_after(num_before + 1)
-        if epsilon > most and not num_before:
+        if epsilon <= most:
+            return True
+        if not num_before:
             raise RunError(
                 f"privacy.epsilon: found {most:g}, expected at least {epsilon:.4g}, "
                 "which the first round spends; raise it or privacy.noise_multiplier"
             )
-        if epsilon > most:
-            log.warning(
-                "the training ends before round %d, with which it would spend epsilon "
-                "%.4g, more than privacy.epsilon %g",
-                server_round,
-                epsilon,
-                most,
-            )
-        return epsilon <= most
-
-    def begin(
-        self, payload: Any, server_round: int, clip_norm: float | None
-    ) -> "PrivateRound":
-        """Begin a round, or another attempt at it.
-
-        ``clip_norm``: after adaptation; None in the first round.
-        """
-        clip_norm = clip_norm or self.plan.settings.clip_norm
-        return PrivateRound(self, payload, server_round, clip_norm)
+        log.warning(
+            "the training ends before round %d, with which it would spend epsilon "
+            "%.4g, more than privacy.epsilon %g",
+            server_round,
+            epsilon,
+            most,
+        )
+        return False
 
     def note_release(self, server_round: int) -> None:
         """Add a release to the file of a run with real clients."""
@@ -297,13 +270,12 @@ class PrivateTraining:
             key = self.key.child("privacy noise", number)
             return self.noise_source(key).normal(0.0, deviation, size)
 
-        is_simulation = self._releases is None
-        return self._correlated.row(number, independent, replay=is_simulation)
+        return self._correlated.row(number, independent, replay=self._releases is None)
 
     def figures(self, server_round: int, clip_norm: float) -> dict[str, float]:
         """Return the figures of a round's record."""
         figures = {}
-        if self.is_noisy:
+        if self.plan.settings.is_private:
             num_releases = self._num_before(server_round + 1)
             figures["epsilon"] = self.plan.epsilon_after(num_releases)
             figures["num_releases"] = num_releases
@@ -317,24 +289,9 @@ class PrivateTraining:
         return max(self._num_noted, server_round - 1)
 
 
-def private_training(
-    assembly: Assembly,
-    num_clients: int,
-    federation: Federation,
-    checkpoints: CheckpointFolder,
-) -> PrivateTraining | None:
-    """Make the private training of a run's ``num_clients``; None without privacy."""
-    num_rounds = assembly.method.num_rounds
-    plan = PrivacyPlan.of(assembly.experiment, num_clients, num_rounds)
-    if plan is None:
-        return None
-    releases = None if federation.trusts_clients else checkpoints.releases
-    return PrivateTraining(assembly, plan, releases)
-
-
 @dataclass
 class PrivateRound:
-    """The sum of one round.
+    """One attempt at a round: its clipped updates, and what is released of them.
 
     Attributes
     ----------
@@ -348,16 +305,13 @@ class PrivateRound:
     payload: Any
     server_round: int
     clip_norm: float
-    _sum: torch.Tensor | None = field(default=None, init=False)
-    _template: Any = field(default=None, init=False)
-    # Σ (b - 1/2), with b = 1 for an update that was not clipped.
+    # Σ (b - 1/2), with b = 1 for an update that was not clipped; in the end with noise.
     _num_unclipped: float = field(default=0.0, init=False)
-    _count_noise: float = field(default=0.0, init=False)
     _is_noted: bool = field(default=False, init=False)
 
     def note(self) -> None:
         """Note a noisy release on disk, once, before anything of it is known."""
-        if self.training.is_noisy and not self._is_noted:
+        if self.training.plan.settings.is_private and not self._is_noted:
             self.training.note_release(self.server_round)
             self._is_noted = True
 
@@ -369,46 +323,54 @@ class PrivateRound:
             self._num_unclipped += 0.5 if short is update else -0.5
             yield client, replace(short, num_examples=weight)
 
-    def add_all(self, updates: Updates[Any]) -> None:
-        """Add up the clipped changes of all updates."""
+    def noisy_mean(
+        self,
+        updates: Updates[Any],
+        require_enough: Callable[[], None] = lambda: None,
+        masked: Sequence[str] | None = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield one update for all: the mean of their clipped changes with noise.
+
+        Parameters
+        ----------
+        require_enough
+            Called before the release; raises if too many clients failed.
+        masked
+            With secure aggregation, where the only update is the mean of several
+            clients: their names, known once the update is.
+        """
+        method, plan = self.training.method, self.training.plan
+        total: torch.Tensor | None = None
+        template: Any = None
         for _, update in updates:
-            change = differences(self.training.method, self.payload, update)
-            norm = length(change) if self.training.clips_sum else 0.0
+            change = differences(method, self.payload, update)
+            # The server does not clip what has noise already.
+            norm = length(change) if plan.sum_noise else 0.0
             is_clipped = norm > self.clip_norm
             self._num_unclipped += 0.5 - is_clipped
-            if self._sum is None:
-                self._sum = torch.zeros(len(change), dtype=torch.float64)
-                self._template = update
+            if total is None:
+                total = torch.zeros(len(change), dtype=torch.float64)
+                template = update
             factor = self.clip_norm / norm if is_clipped else 1.0
-            self._sum.add_(change, alpha=factor)
-
-    def multiply(self, count: int) -> None:
-        """Make a sum of the mean of ``count`` updates, which has been added."""
-        if self._sum is not None:
-            self._sum.mul_(count)
-
-    def release(self, state: Any) -> Any:
-        """Add the noise to the sum, and return the server's state after the round."""
-        training, plan = self.training, self.training.plan
-        self.note()
-        key = training.key.child("privacy noise", self.server_round)
-        generator = training.noise_source(key)
-        template = self._template
-        if template is None:
-            template = self._blank_update()
-        total = self._sum
+            total.add_(change, alpha=factor)
+        require_enough()
         if total is None:
-            change = differences(training.method, self.payload, template)
+            template = self._blank_update()
+            change = differences(method, self.payload, template)
             total = torch.zeros(len(change), dtype=torch.float64)
+        elif masked is not None:
+            total.mul_(len(masked))
+        self.note()
+        key = self.training.key.child("privacy noise", self.server_round)
+        generator = self.training.noise_source(key)
         deviation, size = plan.sum_noise * self.clip_norm, len(total)
         if plan.num_groups > 1:
-            noise = training.correlated_noise(self.server_round, deviation, size)
+            noise = self.training.correlated_noise(self.server_round, deviation, size)
         else:
             noise = generator.normal(0.0, deviation, size)
-        self._count_noise = float(generator.normal(0.0, plan.count_noise))
+        self._num_unclipped += float(generator.normal(0.0, plan.count_noise))
         mean = (total + torch.from_numpy(noise)) / plan.num_expected
-        update = synthetic_update(training.method, self.payload, template, mean)
-        return training.method.aggregate(state, iter([("", update)]))
+        yield "", synthetic_update(method, self.payload, template, mean)
 
     def next_clip_norm(self) -> float | None:
         """Return the clip norm of the next round; None unless it is adaptive."""
@@ -416,8 +378,7 @@ class PrivateRound:
         adaptive = plan.settings.adaptive
         if adaptive is None:
             return None
-        noisy_count = self._num_unclipped + self._count_noise
-        fraction = noisy_count / plan.num_expected + 0.5
+        fraction = self._num_unclipped / plan.num_expected + 0.5
         step = adaptive.learning_rate * (fraction - adaptive.quantile)
         return self.clip_norm * math.exp(-step)
 
@@ -446,11 +407,12 @@ def privacy_summary(
     last = rounds[-1] if rounds else {}
     epsilon = last.get("epsilon", 0.0 if plan.settings.is_private else None)
     return {
-        "epsilon": epsilon,
         **plan.as_document(),
+        "epsilon": epsilon,
         "clip_norm": last.get("clip_norm", plan.settings.clip_norm),
         "num_releases": last.get("num_releases", 0),
         "also_released": also_released(experiment, plan),
+        "stopped_at_budget": len(rounds) < plan.num_rounds,
     }
 
 

@@ -24,7 +24,11 @@ from knnper.server.explosion import ExplodedError, explosion_sign, median_loss
 from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
-from knnper.server.private_training import private_training
+from knnper.server.private_training import (
+    PrivacyPlan,
+    PrivateRound,
+    PrivateTraining,
+)
 from knnper.server.roster import Roster
 from knnper.server.round_record import round_record
 from knnper.server.schedule import (
@@ -121,9 +125,11 @@ class RoundLoop:
         self.titles = roster.titles()
         self.on_round = on_round
         self.on_return = on_return
-        self.privacy = private_training(
-            assembly, len(self.clients), federation, checkpoints
-        )
+        plan = PrivacyPlan.of(assembly, len(self.clients))
+        self.privacy: PrivateTraining | None = None
+        if plan is not None:
+            releases = None if federation.trusts_clients else checkpoints.releases
+            self.privacy = PrivateTraining(assembly, plan, releases)
         self._warned_of_count: set[str] = set()
         self._warned_of_clipping: set[str] = set()
         self._history = History()
@@ -307,10 +313,10 @@ class RoundLoop:
         )
         privacy, max_norm_ratio = self.privacy, self.run.max_update_norm_ratio
         # Noise hides one client in a sum, but not in a comparison of clients.
-        compares = privacy is None or not privacy.is_noisy
+        compares = privacy is None or not privacy.plan.settings.is_private
         if privacy is None:
             self._warn_of_large_counts(counts, weights)
-        elif privacy.clips_sum:
+        elif privacy.plan.sum_noise:  # then the server clips
             max_norm_ratio = _ANY_NORM
         tally = Tally(weights, self.titles)
         checks = UpdateChecks(
@@ -338,7 +344,13 @@ class RoundLoop:
         private = None
         if privacy is not None:
             payload = self._payload(UNSEEN_CLIENT, server_round - 1)
-            private = privacy.begin(payload, server_round, history.clip_norm)
+            clip_norm = history.clip_norm or privacy.plan.settings.clip_norm
+            private = PrivateRound(privacy, payload, server_round, clip_norm)
+
+        def require_enough() -> None:
+            if len(tally.failures) > num_spare:
+                raise self._failed(server_round, tally, num_spare)
+
         try:
             if self._secure_rounds is None:
                 if known is None:
@@ -359,23 +371,18 @@ class RoundLoop:
                     num_spare,
                     before_sum=lambda: None if private is None else private.note(),
                 )
-            if private is not None and not compares:
-                private.add_all(updates)
-                if self._secure_rounds is not None:
-                    private.multiply(len(tally.used))  # it was the mean
-            else:
-                if private is not None:
-                    updates = private.alike(updates, min(weights.values()))
-                new_state = self._aggregate(state, updates, server_round, tally)
+            if private is not None and compares:
+                updates = private.alike(updates, min(weights.values()))
+            elif private is not None:
+                masked = None if self._secure_rounds is None else tally.used
+                updates = private.noisy_mean(updates, require_enough, masked)
+            new_state = self._aggregate(state, updates, server_round, tally)
         except TooFewClientsError as error:
             raise self._failed(server_round, tally, num_spare, str(error)) from error
         finally:
             for client, reason in tally.failures.items():
                 log.warning(_FAILED, server_round, client, reason)
-        if len(tally.failures) > num_spare:
-            raise self._failed(server_round, tally, num_spare)
-        if private is not None and not compares:
-            new_state = private.release(state)
+        require_enough()
         self._warn_of_clipping(screening.clipped)
         # 3. The history for the next rounds.
         loss = median_loss(loss for _, loss in tally.losses)

@@ -76,12 +76,8 @@ class Conductor:
         """Make the missing rounds; return the last state."""
         experiment = self.assembly.experiment
         identity = results_identity(experiment)
-        plan = self._privacy_plan(roster)
-        conditions = {}
-        if plan is not None:
-            planned = plan.epsilon_after(self.assembly.method.num_rounds)
-            planned = min(planned, plan.settings.epsilon or planned)
-            conditions["privacy"] = {"epsilon": planned, **plan.as_document()}
+        plan = PrivacyPlan.of(self.assembly, len(roster.trainable()))
+        conditions = {} if plan is None else {"privacy": plan.as_document()}
         self.folder.write_manifest(experiment, roster.split, command, conditions)
         most = self.assembly.experiment.run.keep_checkpoints
         checkpoints = CheckpointFolder(self.folder.checkpoints, identity, most)
@@ -167,19 +163,14 @@ class Conductor:
             predictions.forget_parts()
         return served
 
-    def _privacy_plan(self, roster: Roster) -> PrivacyPlan | None:
-        num_clients = len(roster.trainable())
-        num_rounds = self.assembly.method.num_rounds
-        return PrivacyPlan.of(self.assembly.experiment, num_clients, num_rounds)
-
     def _privacy(self, roster: Roster) -> Mapping[str, Any]:
         """Make the entry of ``results.json`` about privacy, if the run has any."""
-        plan, rounds = self._privacy_plan(roster), self.folder.rounds()
+        plan = PrivacyPlan.of(self.assembly, len(roster.trainable()))
         if plan is None:
             return {}
+        rounds = self.folder.rounds()
         summary = privacy_summary(self.assembly.experiment, plan, rounds)
-        stopped = len(rounds) < self.assembly.method.num_rounds
-        return {"privacy": {**summary, "stopped_at_budget": stopped}}
+        return {"privacy": summary}
 
     def _participation(
         self, roster: Roster, history: History

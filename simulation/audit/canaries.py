@@ -13,7 +13,11 @@ from knnper.datastore.private_answers import (
     noisy_votes,
 )
 from knnper.seeding import RandomKey
-from knnper.server.private_training import PrivacyPlan, PrivateTraining
+from knnper.server.private_training import (
+    PrivacyPlan,
+    PrivateRound,
+    PrivateTraining,
+)
 from knnper.server.rounds import untrained
 from knnper.simulation.audit.figures import Scores
 from knnper.simulation.audit.one_run import CanaryGame
@@ -37,7 +41,7 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
     δ, n^-1.1, of a run with few clients no number of right guesses would be evidence.
     """
     num_clients = len(bench.roster.trainable())
-    plan = PrivacyPlan.of(bench.experiment, num_clients, bench.method.num_rounds)
+    plan = PrivacyPlan.of(bench, num_clients)
     if plan is None or not plan.settings.is_private:
         return None
     most = min(_NUM_CANARIES, bench.task.model.num_parameters)
@@ -65,23 +69,23 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
         canaries = [str(place) for place in range(len(included))]
         scores = np.zeros(len(included))
         state = untrained(bench, bench.roster).state
-        clip_norm = None
+        clip_norm = plan.settings.clip_norm
         for server_round in range(1, num_rounds + 1):
             payload = method.broadcast(state, UNSEEN_CLIENT, rng)
-            current = training.begin(payload, server_round, clip_norm)
+            current = PrivateRound(training, payload, server_round, clip_norm)
             # All of them, unless the claim relies on sampling.
             chosen = training.selection().draw(canaries, len(canaries), server_round)
             # One at a time, since each is as large as the model.
-            current.add_all(
-                (name, update_of(name, payload, current.clip_norm, server_round))
+            updates = (
+                (name, update_of(name, payload, clip_norm, server_round))
                 for name in chosen
                 if included[int(name)]
             )
-            moved = current.release(state)
+            moved = method.aggregate(state, current.noisy_mean(updates))
             steps = moved.weights - state.weights
             scores += steps[: len(included)].double().numpy()
             state = moved
-            clip_norm = current.next_clip_norm()
+            clip_norm = current.next_clip_norm() or clip_norm
         return scores
 
     return CanaryGame(

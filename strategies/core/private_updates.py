@@ -22,7 +22,6 @@ from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Experiment,
     SynchronousTiming,
-    TrainingSettings,
     UniformSelection,
 )
 from knnper.privacy import NoiseSource
@@ -30,7 +29,7 @@ from knnper.privacy_settings import PrivacySettings
 from knnper.seeding import RandomKey
 from knnper.settings import shown
 from knnper.strategies.core.mean_update import differences, moved_update
-from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.processing import UpdateProcessor
 from knnper.strategies.core.task import Task
 
@@ -71,35 +70,26 @@ def private_update(
 
 
 class PrivateUpdates(UpdateProcessor):
-    """Clips the updates of a method and adds noise to them; see `private_update`.
+    """Clips the updates of a method and adds the client's share of the noise."""
 
-    Parameters
-    ----------
-    standard_deviation
-        0 adds no noise.
-    """
+    settings: PrivacySettings
 
     def __init__(
         self,
         task: Task,
         method: Method,
-        clip_norm: float,
-        standard_deviation: float,
+        settings: PrivacySettings,
         noise_source: NoiseSource,
     ) -> None:
-        super().__init__(task, method, NoSettings())
-        self.clip_norm = clip_norm
-        self.standard_deviation = standard_deviation
-        self.noise_source = noise_source
+        super().__init__(task, method, settings)
+        self._noise_source = noise_source
 
     @override
     def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
-        noise = None
-        if self.standard_deviation:
-            noise = self.noise_source(rng.child("privacy noise"))
-        return private_update(
-            self, payload, update, self.clip_norm, noise, self.standard_deviation
-        )
+        deviation = client_deviation(self.settings)
+        noise = self._noise_source(rng.child("privacy noise")) if deviation else None
+        clip_norm = self.settings.clip_norm
+        return private_update(self, payload, update, clip_norm, noise, deviation)
 
 
 def client_deviation(privacy: PrivacySettings) -> float:
@@ -127,8 +117,7 @@ def private_updates(
         raise ConfigError([Problem("model.name", message)])
     if privacy.adaptive is not None:
         return method  # the server clips
-    deviation = client_deviation(privacy)
-    return PrivateUpdates(task, method, privacy.clip_norm, deviation, noise_source)
+    return PrivateUpdates(task, method, privacy, noise_source)
 
 
 def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterator[Problem]:
@@ -162,12 +151,6 @@ def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterator[P
             "found neither noise_multiplier nor epsilon, expected at least one: the "
             "noise, or the budget from which it follows",
         )
-    if privacy.noise_multiplier == 0 and privacy.epsilon is not None:
-        yield Problem(
-            "privacy.epsilon",
-            f"found {privacy.epsilon:g} with noise_multiplier = 0, expected null: "
-            "without noise there is no epsilon",
-        )
     at_clients = privacy.noise_at == "clients"
     if at_clients != (privacy.noise_shares is not None):
         yield Problem(
@@ -182,37 +165,20 @@ def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterator[P
             "found null with noise_at = clients, expected a number: clients do not "
             "know how many they are",
         )
-    yield from _adaptation_problems(privacy, training)
-    if privacy.correlated and (at_clients or privacy.adaptive is not None):
-        yield Problem(
-            "privacy.correlated",
-            "found true with noise_at = clients or adaptive clipping, expected false: "
-            "the server must add noise of one size in all rounds",
-        )
-    if privacy.correlated and training.participation > 1 / 2:
-        yield Problem(
-            "privacy.correlated",
-            f"found true with training.participation = {training.participation:g}, "
-            "expected at most 0.5: clients of every round gain nothing by it",
-        )
-
-
-def _adaptation_problems(
-    privacy: PrivacySettings, training: TrainingSettings
-) -> Iterator[Problem]:
-    adaptive = privacy.adaptive
-    if adaptive is None:
-        return
-    if privacy.noise_at == "clients" or training.secure_aggregation is not None:
+    if privacy.adaptive is not None and (
+        at_clients or training.secure_aggregation is not None
+    ):
         yield Problem(
             "privacy.adaptive",
             "found settings with noise_at = clients or with secure aggregation, "
             "expected null: adaptive clipping needs a server that sees single updates",
         )
-    least = (privacy.noise_multiplier or 0.0) / 2
-    if adaptive.count_noise is not None and adaptive.count_noise <= least:
+    if privacy.correlated and (
+        at_clients or privacy.adaptive is not None or training.participation > 1 / 2
+    ):
         yield Problem(
-            "privacy.adaptive.count_noise",
-            f"found {adaptive.count_noise:g}, expected more than {least:g}, half the "
-            "noise multiplier: the number of unclipped updates is released, too",
+            "privacy.correlated",
+            "found true with noise_at = clients, adaptive clipping or participation "
+            "above 0.5, expected false: the server must add noise of one size in all "
+            "rounds, and clients of every round gain nothing by it",
         )

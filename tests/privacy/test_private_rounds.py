@@ -34,11 +34,16 @@ from knnper.privacy_settings import (
 )
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
+from knnper.server import private_training
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder
 from knnper.server.correlated_noise import CorrelatedNoise, coefficients
 from knnper.server.federation import Reply
 from knnper.server.observer import Observer, RoundRecord, round_figures
-from knnper.server.private_training import PrivacyPlan, PrivateTraining
+from knnper.server.private_training import (
+    PrivacyPlan,
+    PrivateRound,
+    PrivateTraining,
+)
 from knnper.server.roster import Member, Roster
 from knnper.server.rounds import RoundLoop
 from knnper.server.run_folder import RunFolder
@@ -49,7 +54,7 @@ from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.mean_update import differences
 from knnper.strategies.core.private_updates import (
-    PrivateUpdates,
+    client_deviation,
     length,
     private_update,
     private_updates,
@@ -87,7 +92,7 @@ def assembly_of(
 
 def training_of(privacy: PrivacySettings, num_clients: int, **more: Any) -> Any:
     assembly = assembly_of(privacy, **more)
-    plan = PrivacyPlan.of(assembly.experiment, num_clients, assembly.method.num_rounds)
+    plan = PrivacyPlan.of(assembly, num_clients)
     assert plan is not None
     return PrivateTraining(assembly, plan, None)
 
@@ -146,10 +151,10 @@ def test_noise_is_gaussian_of_the_stated_deviation() -> None:
     payload = ModelPayload(state.weights)
     samples = []
     for server_round in (1, 2):
-        private = training.begin(payload, server_round, None)
+        private = PrivateRound(training, payload, server_round, 2.0)
         update = ModelUpdate(payload.weights.clone(), 1, 0.0)
-        private.add_all([("a", update), ("b", update)])
-        samples.append(private.release(state).weights.double().numpy())
+        ((_, mean),) = private.noisy_mean([("a", update), ("b", update)])
+        samples.append((mean.weights - payload.weights).double().numpy())
     deviation = 3.0 * 2.0 / 20
     count = 2 * NUM_PIXELS
     for sample in samples:
@@ -196,9 +201,9 @@ def test_clients_clip_and_add_their_share_of_the_noise() -> None:
         clip_norm=0.5, noise_multiplier=4.0, noise_at="clients", noise_shares=25
     )
     private = private_updates(task, method, privacy, seeded_noise)
-    assert isinstance(private, PrivateUpdates)
-    assert private.standard_deviation == 4.0 * 0.5 / 5
-    clipping = PrivateUpdates(task, method, 0.5, 0.0, seeded_noise)
+    assert client_deviation(privacy) == 4.0 * 0.5 / 5
+    exact = replace(privacy, noise_multiplier=0.0)
+    clipping = private_updates(task, method, exact, seeded_noise)
     data = noisy(12, 0, seed=1)
     image = torch.randint(0, 256, (12, 1, 400, 1), dtype=torch.uint8)
     data = replace(data, train=replace(data.train, images=image))
@@ -306,6 +311,9 @@ def test_run_stops_before_the_round_beyond_its_budget(
     assert trained.server_round == num_rounds < 9
     assert f"ends before round {num_rounds + 1}, with which it would" in caplog.text
     small = replace(privacy, epsilon=0.1)
+    without_noise = replace(privacy, noise_multiplier=0)
+    with pytest.raises(RunError, match="found 3, expected at least inf"):
+        train(tmp_path / "exact", everyone, without_noise, num_rounds=9)
     with pytest.raises(RunError, match=r"found 0\.1, .* at least 1.*first round"):
         train(tmp_path / "small", everyone, small, num_rounds=9)
     # Resumed, it makes no further round.
@@ -351,10 +359,14 @@ def test_round_without_clients_is_noise_alone(tmp_path: Path) -> None:
     assert weights_of(trained) == pytest.approx((noise / 0.08).tolist(), rel=1e-5)
 
 
-def test_adaptive_clip_norm_by_hand(tmp_path: Path) -> None:
+def test_adaptive_clip_norm_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six of eight are not clipped: C becomes C exp(-0.2 (6/8 - 1/2))."""
-    adaptive = AdaptiveClipping(count_noise=1e-6)
-    privacy = PrivacySettings(clip_norm=2.0, noise_multiplier=1e-9, adaptive=adaptive)
+    monkeypatch.setattr(private_training, "_COUNT_NOISE", 1e-7)
+    privacy = PrivacySettings(
+        clip_norm=2.0, noise_multiplier=1e-9, adaptive=AdaptiveClipping()
+    )
     by = dict.fromkeys(NAMES, (1.0, 0.0)) | {"a": (4.0, 3.0), "b": (0.0, 9.0)}
     trained, records = train(tmp_path, moves(by), privacy, num_rounds=2)
     second = 2 * math.exp(-0.2 * (6 / 8 - 1 / 2))
@@ -380,11 +392,6 @@ def test_adaptive_clipping_splits_the_noise() -> None:
     assert plan.count_noise == 10.0
     assert plan.sum_noise**-2 + 20.0**-2 == pytest.approx(1.5**-2)
     assert plan.sum_noise > 1.5
-    scarce = PrivacySettings(
-        clip_norm=1.0, epsilon=0.5, adaptive=AdaptiveClipping(count_noise=0.1)
-    )
-    with pytest.raises(RunError, match=r"count_noise: found 0\.1, expected more than"):
-        training_of(scarce, 200)
     # A few clients: at least the multiplier, so that the sum's noise stays finite.
     few = training_of(privacy, 4).plan
     assert few.count_noise == 1.5
@@ -552,12 +559,11 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
         "privacy.noise_shares",
         "privacy.adaptive",
     }
-    low_noise = {"count_noise": 0.5}
     problems = problems_of(
         training={"timing": {"name": "synchronous", "over_selection": 1.3}},
-        privacy={"clip_norm": 1.0, "noise_multiplier": 1, "adaptive": low_noise},
+        privacy={"clip_norm": 1.0, "noise_multiplier": 1, "noise_shares": 3},
     )
-    assert set(problems) == {"training.timing", "privacy.adaptive.count_noise"}
+    assert set(problems) == {"training.timing", "privacy.noise_shares"}
     problems = problems_of(
         privacy={"clip_norm": 0, "noise_multiplier": -1, "delta": 1.0, "sigma": 2}
     )
@@ -567,14 +573,16 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
         "privacy.delta",
         "privacy.sigma",
     }
-    turns = {"clip_norm": 1.0, "noise_multiplier": 1, "correlated": True}
-    problems = problems_of(privacy=turns | {"adaptive": {}}, training={})
-    assert set(problems) == {"privacy.correlated"}
-    zero = {"clip_norm": 1.0, "noise_multiplier": 0, "epsilon": 1.0, "noise_shares": 3}
-    assert set(problems_of(privacy=zero)) == {
-        "privacy.epsilon",
-        "privacy.noise_shares",
+    turns: dict[str, Any] = {
+        "clip_norm": 1.0,
+        "noise_multiplier": 1,
+        "correlated": True,
     }
+    for sections in (
+        {"privacy": turns | {"adaptive": {}}},
+        {"privacy": turns, "training": {}},
+    ):
+        assert set(problems_of(**sections)) == {"privacy.correlated"}
 
 
 def test_model_with_running_statistics_is_refused() -> None:
