@@ -223,12 +223,8 @@ class SiteNode:
                 on_trained=lambda steps, examples: trained.append((steps, examples)),
                 noise_source=system_noise,
             )
-            assembly = assemble_with_task(
-                experiment,
-                learned,
-                functools.partial(_protected, limits, learned),
-                noise_source=system_noise,
-            )
+            protect = functools.partial(_protected, limits, learned)
+            assembly = assemble_with_task(experiment, learned, protect)
             source = _SiteSource(data, job.seen and settings.train)
             if learned.spec != whole.spec:
                 embed = functools.partial(

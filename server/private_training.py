@@ -33,10 +33,8 @@ import torch
 
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.errors import RunError
-from knnper.experiment import Experiment
 from knnper.files import JsonLines
 from knnper.privacy import (
-    NoiseSource,
     Release,
     default_delta,
     epsilon_of,
@@ -44,7 +42,6 @@ from knnper.privacy import (
     seeded_noise,
     system_noise,
 )
-from knnper.privacy_settings import PrivacySettings
 from knnper.server.correlated_noise import CorrelatedNoise, Noise, coefficients
 from knnper.server.schedule import num_participants
 from knnper.server.selection import ClientSelection, InTurn, Poisson, Uniform
@@ -62,14 +59,19 @@ _ROUNDING = 1e-9  # 1 / participation can be a little less than a whole number
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PrivacyPlan:
-    """The mechanism of a run, and what it costs.
+class PrivateTraining:
+    """The mechanism of a run with the section ``privacy``, and what it costs.
+
+    Parameters
+    ----------
+    num_clients
+        Clients that can train.
+    releases
+        File of the releases to real clients so far; None in simulations, where a
+        repeated round releases the same numbers once more.
 
     Attributes
     ----------
-    settings
-        Of the section ``privacy``.
     num_expected
         q N, the clients that a round is expected to have; the denominator.
     sampling
@@ -81,36 +83,27 @@ class PrivacyPlan:
         σ: of the sum and, if clipping is adaptive, the count together.
     delta
         δ.
-    num_rounds
-        The most rounds that the run makes.
     num_groups
         Groups of clients that take part in turn, with correlated noise; else 1.
     """
 
-    settings: PrivacySettings
-    num_expected: float
-    sampling: str
-    release: Release
-    noise_multiplier: float
-    delta: float
-    num_rounds: int
-    num_groups: int = 1
-
-    @classmethod
-    def of(cls, assembly: Assembly, num_clients: int) -> "PrivacyPlan | None":
-        """Make the plan of a run with ``num_clients``; None without privacy."""
-        experiment, num_rounds = assembly.experiment, assembly.method.num_rounds
-        privacy, training = experiment.privacy, experiment.training
-        if privacy is None:
-            return None
+    def __init__(
+        self, assembly: Assembly, num_clients: int, releases: JsonLines | None = None
+    ) -> None:
+        self.experiment, self.key = assembly.experiment, assembly.key
+        self.method, self.task = assembly.method, assembly.task
+        privacy, training = assembly.experiment.privacy, assembly.experiment.training
+        assert privacy is not None
+        self.settings = privacy
+        # 1. The clients of a round.
         count = num_participants(num_clients, training.participation)
-        sampling = "all" if count == num_clients else "uniform"
-        num_expected = float(count)
-        num_groups, probability = 1, 1.0
+        self.sampling = "all" if count == num_clients else "uniform"
+        self.num_expected = float(count)
+        self.num_groups, probability = 1, 1.0
         if privacy.correlated and privacy.is_private:
-            sampling = "in_turn"
-            num_groups = int(1 / training.participation + _ROUNDING)
-            num_expected = num_clients / num_groups
+            self.sampling = "in_turn"
+            self.num_groups = int(1 / training.participation + _ROUNDING)
+            self.num_expected = num_clients / self.num_groups
         elif (
             privacy.is_private
             and privacy.noise_at == "server"
@@ -118,43 +111,32 @@ class PrivacyPlan:
             # Its rounds need a fixed number of clients.
             and training.secure_aggregation is None
         ):
-            sampling = "poisson"
+            self.sampling = "poisson"
             probability = training.participation
-            num_expected = probability * num_clients
-        delta = privacy.delta or default_delta(num_clients)
+            self.num_expected = probability * num_clients
+        # 2. The noise.
+        self.delta = privacy.delta or default_delta(num_clients)
         multiplier = privacy.noise_multiplier
         if multiplier is None:
             multiplier = noise_multiplier_for(
                 privacy.epsilon or math.inf,
-                delta,
+                self.delta,
                 sampling=probability,
-                count=math.ceil(num_rounds / num_groups),
+                count=math.ceil(self.method.num_rounds / self.num_groups),
                 accountant=privacy.accountant,
             )
-        accounted = multiplier
+        self.noise_multiplier = accounted = multiplier
         if privacy.noise_shares is not None:
             # The fewest clients that may reply, each with its share of the noise.
-            num_spare = int(experiment.run.max_failed_fraction * count)
+            num_spare = int(assembly.experiment.run.max_failed_fraction * count)
             least = max(1, count - num_spare)
             accounted = multiplier * math.sqrt(least / privacy.noise_shares)
-        return cls(
-            settings=privacy,
-            num_expected=num_expected,
-            sampling=sampling,
-            release=Release(accounted, probability),
-            noise_multiplier=multiplier,
-            delta=delta,
-            num_rounds=num_rounds,
-            num_groups=num_groups,
-        )
-
-    def epsilon_after(self, num_releases: int) -> float:
-        """Return ε of the first releases; infinite without noise."""
-        return epsilon_of(
-            [replace(self.release, count=math.ceil(num_releases / self.num_groups))],
-            self.delta,
-            self.settings.accountant,
-        )
+        self.release = Release(accounted, probability)
+        # 3. The releases so far.
+        self.noise_source = seeded_noise if releases is None else system_noise
+        self._releases = releases
+        self._num_noted = 0 if releases is None else len(releases.read())
+        self._correlated = CorrelatedNoise(self.num_groups)
 
     @property
     def count_noise(self) -> float:
@@ -175,61 +157,27 @@ class PrivacyPlan:
         length_of_column = np.linalg.norm(coefficients(self.num_groups))
         return self.noise_multiplier * float(length_of_column)
 
-    def as_document(self) -> dict[str, Any]:
-        """Return plain values for the manifest, with the ε that the run may spend."""
-        epsilon = self.epsilon_after(self.num_rounds)
-        return {
-            "epsilon": min(epsilon, self.settings.epsilon or epsilon),
-            "unit": "client",
-            "delta": self.delta,
-            "noise_multiplier": self.noise_multiplier,
-            "clip_norm": self.settings.clip_norm,
-            "accountant": self.settings.accountant,
-            "noise_at": self.settings.noise_at,
-            "sampling": self.sampling,
-            "sampling_probability": self.release.sampling,
-        }
-
-
-class PrivateTraining:
-    """The private rounds of one run.
-
-    Parameters
-    ----------
-    releases
-        File of the releases to real clients so far; None in simulations, where a
-        repeated round releases the same numbers once more.
-    """
-
-    def __init__(
-        self, assembly: Assembly, plan: PrivacyPlan, releases: JsonLines | None
-    ) -> None:
-        self.plan = plan
-        self.method, self.task = assembly.method, assembly.task
-        self.key = assembly.key
-        self.noise_source: NoiseSource = seeded_noise
-        self._releases = releases
-        self._correlated = CorrelatedNoise(plan.num_groups)
-        self._num_noted = 0
-        if releases is not None:
-            self.noise_source = system_noise
-            self._num_noted = len(releases.read())
-
     def selection(self) -> ClientSelection:
         """Return how the clients of a round are sampled."""
-        if self.plan.sampling == "poisson":
-            return Poisson(self.key, self.plan.release.sampling, self.noise_source)
-        if self.plan.sampling == "in_turn":
-            return InTurn(self.key, self.plan.num_groups, self._num_before)
+        if self.sampling == "poisson":
+            return Poisson(self.key, self.release.sampling, self.noise_source)
+        if self.sampling == "in_turn":
+            return InTurn(self.key, self.num_groups, self._num_before)
         return Uniform(self.key)
+
+    def epsilon_after(self, num_releases: int, delta: float | None = None) -> float:
+        """Return ε of the first releases, at δ of the run or another; may be inf."""
+        count = math.ceil(num_releases / self.num_groups)
+        releases = [replace(self.release, count=count)]
+        return epsilon_of(releases, delta or self.delta, self.settings.accountant)
 
     def allows(self, server_round: int) -> bool:
         """Return whether a round stays within the budget; reject one without rounds."""
-        most = self.plan.settings.epsilon
-        num_before = self._num_before(server_round)
+        most = self.settings.epsilon
         if most is None:
             return True
-        epsilon = self.plan.epsilon_after(num_before + 1)
+        num_before = self._num_before(server_round)
+        epsilon = self.epsilon_after(num_before + 1)
         if epsilon <= most:
             return True
         if not num_before:
@@ -249,7 +197,7 @@ class PrivateTraining:
     def note_release(self, server_round: int) -> None:
         """Add a release to the file of a run with real clients."""
         if self._releases is not None:
-            release = self.plan.release
+            release = self.release
             self._releases.append(
                 {
                     "server_round": server_round,
@@ -275,13 +223,66 @@ class PrivateTraining:
     def figures(self, server_round: int, clip_norm: float) -> dict[str, float]:
         """Return the figures of a round's record."""
         figures = {}
-        if self.plan.settings.is_private:
+        if self.settings.is_private:
             num_releases = self._num_before(server_round + 1)
-            figures["epsilon"] = self.plan.epsilon_after(num_releases)
+            figures["epsilon"] = self.epsilon_after(num_releases)
             figures["num_releases"] = num_releases
-        if self.plan.settings.adaptive is not None:
+        if self.settings.adaptive is not None:
             figures["clip_norm"] = clip_norm
         return figures
+
+    def as_document(self) -> dict[str, Any]:
+        """Return plain values for the manifest, with the ε that the run may spend."""
+        epsilon = self.epsilon_after(self.method.num_rounds)
+        return {
+            "epsilon": min(epsilon, self.settings.epsilon or epsilon),
+            "unit": "client",
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.settings.clip_norm,
+            "accountant": self.settings.accountant,
+            "noise_at": self.settings.noise_at,
+            "sampling": self.sampling,
+            "sampling_probability": self.release.sampling,
+        }
+
+    def summary(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Make the entry ``training.privacy`` of ``results.json``."""
+        last = rounds[-1] if rounds else {}
+        return {
+            **self.as_document(),
+            "epsilon": last.get("epsilon", 0.0 if self.settings.is_private else None),
+            "clip_norm": last.get("clip_norm", self.settings.clip_norm),
+            "num_releases": last.get("num_releases", 0),
+            "also_released": self._also_released(),
+            "stopped_at_budget": len(rounds) < self.method.num_rounds,
+        }
+
+    def _also_released(self) -> list[str]:
+        """List what leaves clients beside the sums, which ε does not cover."""
+        released = ["the update of each client in each round, to the server"]
+        if self.settings.noise_at == "clients":
+            released = ["the update of each client with its share of the noise alone"]
+        if self.experiment.training.secure_aggregation is not None:
+            released = []
+            if self.sum_noise:
+                released = [
+                    "the sum of the clients' updates in each round, to the server"
+                ]
+        released += [
+            "the number of clients that train",
+            "number of examples and train loss of each client, to the server",
+            "which clients take part and which fail, to the server",
+            "mean train loss of each round, and whether the training explodes",
+            "test metrics of each client and their summaries",
+        ]
+        if self.experiment.run.validate_every:
+            released.append("validation accuracy over the clients")
+        if self.experiment.personalization.name != AS_IT_IS:
+            released.append(
+                "settings that each client chooses for itself, such as λ and k"
+            )
+        return released
 
     def _num_before(self, server_round: int) -> int:
         """Return the number of releases before a round."""
@@ -311,7 +312,7 @@ class PrivateRound:
 
     def note(self) -> None:
         """Note a noisy release on disk, once, before anything of it is known."""
-        if self.training.plan.settings.is_private and not self._is_noted:
+        if self.training.settings.is_private and not self._is_noted:
             self.training.note_release(self.server_round)
             self._is_noted = True
 
@@ -339,13 +340,13 @@ class PrivateRound:
             With secure aggregation, where the only update is the mean of several
             clients: their names, known once the update is.
         """
-        method, plan = self.training.method, self.training.plan
+        training, method = self.training, self.training.method
         total: torch.Tensor | None = None
         template: Any = None
         for _, update in updates:
             change = differences(method, self.payload, update)
             # The server does not clip what has noise already.
-            norm = length(change) if plan.sum_noise else 0.0
+            norm = length(change) if training.sum_noise else 0.0
             is_clipped = norm > self.clip_norm
             self._num_unclipped += 0.5 - is_clipped
             if total is None:
@@ -361,24 +362,24 @@ class PrivateRound:
         elif masked is not None:
             total.mul_(len(masked))
         self.note()
-        key = self.training.key.child("privacy noise", self.server_round)
-        generator = self.training.noise_source(key)
-        deviation, size = plan.sum_noise * self.clip_norm, len(total)
-        if plan.num_groups > 1:
-            noise = self.training.correlated_noise(self.server_round, deviation, size)
+        key = training.key.child("privacy noise", self.server_round)
+        generator = training.noise_source(key)
+        deviation, size = training.sum_noise * self.clip_norm, len(total)
+        if training.num_groups > 1:
+            noise = training.correlated_noise(self.server_round, deviation, size)
         else:
             noise = generator.normal(0.0, deviation, size)
-        self._num_unclipped += float(generator.normal(0.0, plan.count_noise))
-        mean = (total + torch.from_numpy(noise)) / plan.num_expected
+        self._num_unclipped += float(generator.normal(0.0, training.count_noise))
+        mean = (total + torch.from_numpy(noise)) / training.num_expected
         yield "", synthetic_update(method, self.payload, template, mean)
 
     def next_clip_norm(self) -> float | None:
         """Return the clip norm of the next round; None unless it is adaptive."""
-        plan = self.training.plan
-        adaptive = plan.settings.adaptive
+        training = self.training
+        adaptive = training.settings.adaptive
         if adaptive is None:
             return None
-        fraction = self._num_unclipped / plan.num_expected + 0.5
+        fraction = self._num_unclipped / training.num_expected + 0.5
         step = adaptive.learning_rate * (fraction - adaptive.quantile)
         return self.clip_norm * math.exp(-step)
 
@@ -398,42 +399,3 @@ class PrivateRound:
         sent = training.method.client_update(self.payload, None, data, 1, key)[1]
         decoded = training.method.decoded
         return sent if decoded is None else decoded(self.payload, sent)
-
-
-def privacy_summary(
-    experiment: Experiment, plan: PrivacyPlan, rounds: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Make the entry ``training.privacy`` of ``results.json``."""
-    last = rounds[-1] if rounds else {}
-    epsilon = last.get("epsilon", 0.0 if plan.settings.is_private else None)
-    return {
-        **plan.as_document(),
-        "epsilon": epsilon,
-        "clip_norm": last.get("clip_norm", plan.settings.clip_norm),
-        "num_releases": last.get("num_releases", 0),
-        "also_released": also_released(experiment, plan),
-        "stopped_at_budget": len(rounds) < plan.num_rounds,
-    }
-
-
-def also_released(experiment: Experiment, plan: PrivacyPlan) -> list[str]:
-    """List what leaves clients beside the sums, which ε does not cover."""
-    released = ["the update of each client in each round, to the server"]
-    if plan.settings.noise_at == "clients":
-        released = ["the update of each client with its share of the noise alone"]
-    if experiment.training.secure_aggregation is not None:
-        released = []
-        if plan.sum_noise:
-            released = ["the sum of the clients' updates in each round, to the server"]
-    released += [
-        "the number of clients that train",
-        "number of examples and train loss of each client, to the server",
-        "which clients take part and which fail, to the server",
-        "mean train loss of each round, and whether the training explodes",
-        "test metrics of each client and their summaries",
-    ]
-    if experiment.run.validate_every:
-        released.append("validation accuracy over the clients")
-    if experiment.personalization.name != AS_IT_IS:
-        released.append("settings that each client chooses for itself, such as λ and k")
-    return released

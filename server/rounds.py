@@ -24,11 +24,7 @@ from knnper.server.explosion import ExplodedError, explosion_sign, median_loss
 from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
-from knnper.server.private_training import (
-    PrivacyPlan,
-    PrivateRound,
-    PrivateTraining,
-)
+from knnper.server.private_training import PrivateRound, PrivateTraining
 from knnper.server.roster import Roster
 from knnper.server.round_record import round_record
 from knnper.server.schedule import (
@@ -125,11 +121,10 @@ class RoundLoop:
         self.titles = roster.titles()
         self.on_round = on_round
         self.on_return = on_return
-        plan = PrivacyPlan.of(assembly, len(self.clients))
         self.privacy: PrivateTraining | None = None
-        if plan is not None:
+        if assembly.experiment.privacy is not None:
             releases = None if federation.trusts_clients else checkpoints.releases
-            self.privacy = PrivateTraining(assembly, plan, releases)
+            self.privacy = PrivateTraining(assembly, len(self.clients), releases)
         self._warned_of_count: set[str] = set()
         self._warned_of_clipping: set[str] = set()
         self._history = History()
@@ -313,10 +308,10 @@ class RoundLoop:
         )
         privacy, max_norm_ratio = self.privacy, self.run.max_update_norm_ratio
         # Noise hides one client in a sum, but not in a comparison of clients.
-        compares = privacy is None or not privacy.plan.settings.is_private
+        compares = privacy is None or not privacy.settings.is_private
         if privacy is None:
             self._warn_of_large_counts(counts, weights)
-        elif privacy.plan.sum_noise:  # then the server clips
+        elif privacy.sum_noise:  # then the server clips
             max_norm_ratio = _ANY_NORM
         tally = Tally(weights, self.titles)
         checks = UpdateChecks(
@@ -344,7 +339,7 @@ class RoundLoop:
         private = None
         if privacy is not None:
             payload = self._payload(UNSEEN_CLIENT, server_round - 1)
-            clip_norm = history.clip_norm or privacy.plan.settings.clip_norm
+            clip_norm = history.clip_norm or privacy.settings.clip_norm
             private = PrivateRound(privacy, payload, server_round, clip_norm)
 
         def require_enough() -> None:

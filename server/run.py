@@ -20,7 +20,7 @@ from knnper.server.distribution_log import Reported, ShownResults
 from knnper.server.example_privacy import example_privacy_summary
 from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
-from knnper.server.private_training import PrivacyPlan, privacy_summary
+from knnper.server.private_training import PrivateTraining
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
@@ -76,8 +76,10 @@ class Conductor:
         """Make the missing rounds; return the last state."""
         experiment = self.assembly.experiment
         identity = results_identity(experiment)
-        plan = PrivacyPlan.of(self.assembly, len(roster.trainable()))
-        conditions = {} if plan is None else {"privacy": plan.as_document()}
+        conditions = {}
+        if experiment.privacy is not None:
+            training = PrivateTraining(self.assembly, len(roster.trainable()))
+            conditions["privacy"] = training.as_document()
         self.folder.write_manifest(experiment, roster.split, command, conditions)
         most = self.assembly.experiment.run.keep_checkpoints
         checkpoints = CheckpointFolder(self.folder.checkpoints, identity, most)
@@ -131,8 +133,7 @@ class Conductor:
                 "personalization_seconds": time.monotonic() - began + seconds,
                 "state_sha256": trained.fingerprint,
                 **_left_out(trained.history, titles),
-                **self._privacy(roster),
-                **self._example_privacy(roster, trained.history),
+                **self._privacy(roster, trained.history),
             },
             "model_distribution": {
                 "num_clients": len(served),
@@ -163,14 +164,18 @@ class Conductor:
             predictions.forget_parts()
         return served
 
-    def _privacy(self, roster: Roster) -> Mapping[str, Any]:
-        """Make the entry of ``results.json`` about privacy, if the run has any."""
-        plan = PrivacyPlan.of(self.assembly, len(roster.trainable()))
-        if plan is None:
-            return {}
-        rounds = self.folder.rounds()
-        summary = privacy_summary(self.assembly.experiment, plan, rounds)
-        return {"privacy": summary}
+    def _privacy(self, roster: Roster, history: History) -> Mapping[str, Any]:
+        """Make the entries of ``results.json`` about privacy, if the run has any."""
+        experiment, sizes = self.assembly.experiment, roster.trainable()
+        entries = {}
+        if experiment.privacy is not None:
+            training = PrivateTraining(self.assembly, len(sizes))
+            entries["privacy"] = training.summary(self.folder.rounds())
+        if experiment.training.example_privacy is not None and sizes:
+            entries["example_privacy"] = example_privacy_summary(
+                self.assembly, sizes, self._schedule(roster, history)
+            )
+        return entries
 
     def _participation(
         self, roster: Roster, history: History
@@ -195,14 +200,6 @@ class Conductor:
         )
         schedule.learn(history.gains)
         return schedule
-
-    def _example_privacy(self, roster: Roster, history: History) -> Mapping[str, Any]:
-        sizes = roster.trainable()
-        if self.assembly.experiment.training.example_privacy is None or not sizes:
-            return {}
-        schedule = self._schedule(roster, history)
-        summary = example_privacy_summary(self.assembly, sizes, schedule)
-        return {"example_privacy": summary}
 
     @property
     def _metrics(self) -> Sequence[str]:

@@ -53,7 +53,7 @@ from knnper.strategies.core.records import ModelPayload, ModelState, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 
-_ONE_ROUND = "its clients send the statistics of all their examples in one round"
+_REASON = "clients of afl send the statistics of all their examples once, for the head"
 
 
 @dataclass(frozen=True)
@@ -130,20 +130,15 @@ class AFL(FedAvg):
     def check(settings: AFLSettings, experiment: Experiment) -> Sequence[Problem]:
         trained = getattr(experiment.model.settings, "trained", None)
         training = experiment.training
-        problems = [
-            ("model.trained", trained, "head", "afl computes the head alone"),
-            ("training.num_rounds", training.num_rounds, 1, f"in afl {_ONE_ROUND}"),
-            (
-                "training.participation",
-                training.participation,
-                1,
-                f"in afl {_ONE_ROUND}, and others are left out",
-            ),
-        ]
+        settings_and_needs = {
+            "model.trained": (trained, "head"),
+            "training.num_rounds": (training.num_rounds, 1),
+            "training.participation": (training.participation, 1),
+        }
         return [
-            Problem(place, f"found {value}, expected {expected}: {why}; set {expected}")
-            for place, value, expected, why in problems
-            if value != expected
+            Problem(place, f"found {value}, expected {needed}: {_REASON}; set {needed}")
+            for place, (value, needed) in settings_and_needs.items()
+            if value != needed
         ]
 
     @override

@@ -13,11 +13,7 @@ from knnper.datastore.private_answers import (
     noisy_votes,
 )
 from knnper.seeding import RandomKey
-from knnper.server.private_training import (
-    PrivacyPlan,
-    PrivateRound,
-    PrivateTraining,
-)
+from knnper.server.private_training import PrivateRound, PrivateTraining
 from knnper.server.rounds import untrained
 from knnper.simulation.audit.figures import Scores
 from knnper.simulation.audit.one_run import CanaryGame
@@ -40,14 +36,12 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
     would cancel, so there are none. The bound is at a δ of at most 1e-5: at the default
     δ, n^-1.1, of a run with few clients no number of right guesses would be evidence.
     """
-    num_clients = len(bench.roster.trainable())
-    plan = PrivacyPlan.of(bench, num_clients)
-    if plan is None or not plan.settings.is_private:
+    privacy, num_clients = bench.experiment.privacy, len(bench.roster.trainable())
+    if privacy is None or not privacy.is_private:
         return None
     most = min(_NUM_CANARIES, bench.task.model.num_parameters)
-    if plan.settings.noise_at == "clients":  # more clients would add more noise
+    if privacy.noise_at == "clients":  # more clients would add more noise
         most = min(most, 2 * num_clients)
-    strict = replace(plan, delta=min(plan.delta, _LARGEST_DELTA))
     method = bench.method
     if isinstance(method, SummedUpdates):
         method = method.method
@@ -56,7 +50,7 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
 
     def play(included: NDArray[np.bool_], rng: RandomKey) -> Scores:
         assembly = replace(bench, method=method, key=rng)
-        training = PrivateTraining(assembly, plan, releases=None)
+        training = PrivateTraining(assembly, num_clients)
 
         def update_of(
             name: str, payload: Any, clip_norm: float, server_round: int
@@ -69,7 +63,7 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
         canaries = [str(place) for place in range(len(included))]
         scores = np.zeros(len(included))
         state = untrained(bench, bench.roster).state
-        clip_norm = plan.settings.clip_norm
+        clip_norm = privacy.clip_norm
         for server_round in range(1, num_rounds + 1):
             payload = method.broadcast(state, UNSEEN_CLIENT, rng)
             current = PrivateRound(training, payload, server_round, clip_norm)
@@ -88,13 +82,15 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
             clip_norm = current.next_clip_norm() or clip_norm
         return scores
 
+    claim = PrivateTraining(bench, num_clients)
+    delta = min(claim.delta, _LARGEST_DELTA)
     return CanaryGame(
         surface="private training",
         access="the model after each round, and each canary's update",
         num_canaries=most,
         play=play,
-        epsilon=strict.epsilon_after(num_rounds),
-        delta=strict.delta,
+        epsilon=claim.epsilon_after(num_rounds, delta),
+        delta=delta,
     )
 
 

@@ -13,7 +13,6 @@ from knnper.experiment import Experiment, TrainingSettings
 from knnper.flat_model import FlatModel
 from knnper.models import build_model, can_be_narrower, is_tried_out, narrower
 from knnper.own import explained
-from knnper.privacy import NoiseSource, seeded_noise
 from knnper.process import known_precision, prepare_process, require_precision
 from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
@@ -65,22 +64,18 @@ def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
 
 @explained()
 def assemble_with_task(
-    experiment: Experiment,
-    task: Task,
-    protect: Protection | None = None,
-    noise_source: NoiseSource = seeded_noise,
+    experiment: Experiment, task: Task, protect: Protection | None = None
 ) -> Assembly:
     """Build the method, and record in the experiment how its model was built.
 
     ``protect`` wraps the method before its updates are compressed, such as in a site's
-    own `UpdateProcessor`. ``noise_source``: of noise that clients add for the section
-    ``privacy``.
+    own `UpdateProcessor`.
     """
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
     method = personalizer_of(on_top)(task, method, on_top.settings)
     if experiment.privacy is not None:
-        method = private_updates(task, method, experiment.privacy, noise_source)
+        method = private_updates(task, method, experiment.privacy)
     if protect is not None:
         method = protect(method)
     compression = experiment.training.compression

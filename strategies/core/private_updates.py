@@ -24,7 +24,6 @@ from knnper.experiment import (
     SynchronousTiming,
     UniformSelection,
 )
-from knnper.privacy import NoiseSource
 from knnper.privacy_settings import PrivacySettings
 from knnper.seeding import RandomKey
 from knnper.settings import shown
@@ -74,21 +73,12 @@ class PrivateUpdates(UpdateProcessor):
 
     settings: PrivacySettings
 
-    def __init__(
-        self,
-        task: Task,
-        method: Method,
-        settings: PrivacySettings,
-        noise_source: NoiseSource,
-    ) -> None:
-        super().__init__(task, method, settings)
-        self._noise_source = noise_source
-
     @override
     def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
-        deviation = client_deviation(self.settings)
-        noise = self._noise_source(rng.child("privacy noise")) if deviation else None
-        clip_norm = self.settings.clip_norm
+        deviation, clip_norm = client_deviation(self.settings), self.settings.clip_norm
+        noise = None
+        if deviation:
+            noise = self.task.noise_source(rng.child("privacy noise"))
         return private_update(self, payload, update, clip_norm, noise, deviation)
 
 
@@ -100,9 +90,7 @@ def client_deviation(privacy: PrivacySettings) -> float:
     return noise / math.sqrt(privacy.noise_shares or 1)
 
 
-def private_updates(
-    task: Task, method: Method, privacy: PrivacySettings, noise_source: NoiseSource
-) -> Method:
+def private_updates(task: Task, method: Method, privacy: PrivacySettings) -> Method:
     """Wrap a method in the clients' part of a run's section ``privacy``.
 
     Raises ConfigError if the model has buffers.
@@ -117,7 +105,7 @@ def private_updates(
         raise ConfigError([Problem("model.name", message)])
     if privacy.adaptive is not None:
         return method  # the server clips
-    return PrivateUpdates(task, method, privacy, noise_source)
+    return PrivateUpdates(task, method, privacy)
 
 
 def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterator[Problem]:

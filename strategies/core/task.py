@@ -37,7 +37,7 @@ class Task:
     training: TrainingSettings  # the experiment's training section
     evaluation_batch_size: int = 256  # images in one forward pass without training
     frozen: str = ""  # SHA-256 of the model's frozen weights
-    # Makes the generators of `ExamplePrivacySettings`.
+    # Makes the generators of noise at a client, for the sections on privacy.
     noise_source: NoiseSource = seeded_noise
     # The root of the run's random choices, for properties of a client in all rounds.
     key: RandomKey = field(default=RandomKey(0))

@@ -40,7 +40,6 @@ from knnper.server.correlated_noise import CorrelatedNoise, coefficients
 from knnper.server.federation import Reply
 from knnper.server.observer import Observer, RoundRecord, round_figures
 from knnper.server.private_training import (
-    PrivacyPlan,
     PrivateRound,
     PrivateTraining,
 )
@@ -91,10 +90,7 @@ def assembly_of(
 
 
 def training_of(privacy: PrivacySettings, num_clients: int, **more: Any) -> Any:
-    assembly = assembly_of(privacy, **more)
-    plan = PrivacyPlan.of(assembly, num_clients)
-    assert plan is not None
-    return PrivateTraining(assembly, plan, None)
+    return PrivateTraining(assembly_of(privacy, **more), num_clients)
 
 
 def train(
@@ -200,10 +196,10 @@ def test_clients_clip_and_add_their_share_of_the_noise() -> None:
     privacy = PrivacySettings(
         clip_norm=0.5, noise_multiplier=4.0, noise_at="clients", noise_shares=25
     )
-    private = private_updates(task, method, privacy, seeded_noise)
+    private = private_updates(task, method, privacy)
     assert client_deviation(privacy) == 4.0 * 0.5 / 5
     exact = replace(privacy, noise_multiplier=0.0)
-    clipping = private_updates(task, method, exact, seeded_noise)
+    clipping = private_updates(task, method, exact)
     data = noisy(12, 0, seed=1)
     image = torch.randint(0, 256, (12, 1, 400, 1), dtype=torch.uint8)
     data = replace(data, train=replace(data.train, images=image))
@@ -304,10 +300,14 @@ def test_run_stops_before_the_round_beyond_its_budget(
     everyone = moves(dict.fromkeys(NAMES, (0.1, 0.0)))
     run = {"checkpoint_every": 4}
     trained, records = train(tmp_path, everyone, privacy, num_rounds=9, run=run)
-    plan = training_of(privacy, 8, num_rounds=9).plan
+    training = training_of(privacy, 8, num_rounds=9)
     num_rounds = len(records)
-    assert plan.epsilon_after(num_rounds) <= 3.0 < plan.epsilon_after(num_rounds + 1)
-    assert records[-1]["epsilon"] == plan.epsilon_after(num_rounds)
+    assert (
+        training.epsilon_after(num_rounds)
+        <= 3.0
+        < training.epsilon_after(num_rounds + 1)
+    )
+    assert records[-1]["epsilon"] == training.epsilon_after(num_rounds)
     assert trained.server_round == num_rounds < 9
     assert f"ends before round {num_rounds + 1}, with which it would" in caplog.text
     small = replace(privacy, epsilon=0.1)
@@ -324,13 +324,13 @@ def test_run_stops_before_the_round_beyond_its_budget(
 @pytest.mark.parametrize("noise_at", ["server", "clients"])
 def test_noise_from_epsilon_lasts_for_all_rounds(noise_at: Any) -> None:
     privacy = PrivacySettings(clip_norm=1.0, epsilon=2.0)
-    plan = training_of(privacy, 100, num_rounds=30, participation=0.2).plan
-    assert plan.delta == 100**-1.1
-    assert plan.sampling == "poisson"
-    assert 1.98 < plan.epsilon_after(30) <= 2.0
+    training = training_of(privacy, 100, num_rounds=30, participation=0.2)
+    assert training.delta == 100**-1.1
+    assert training.sampling == "poisson"
+    assert 1.98 < training.epsilon_after(30) <= 2.0
     secure = training_of(
         privacy, 100, participation=0.2, secure_aggregation=SecAggPlusSettings()
-    ).plan
+    )
     assert (secure.sampling, secure.release.sampling) == ("uniform", 1.0)
     assert secure.num_expected == 20
     if noise_at == "clients":
@@ -338,10 +338,10 @@ def test_noise_from_epsilon_lasts_for_all_rounds(noise_at: Any) -> None:
         privacy = PrivacySettings(
             clip_norm=1.0, noise_multiplier=4.0, noise_at="clients", noise_shares=20
         )
-        plan = training_of(privacy, 100, num_rounds=30, participation=0.2).plan
-        assert plan.release.noise_multiplier == pytest.approx(4 / 2**0.5)
-        assert plan.release.sampling == 1.0
-        assert (plan.sampling, plan.sum_noise) == ("uniform", 0.0)
+        training = training_of(privacy, 100, num_rounds=30, participation=0.2)
+        assert training.release.noise_multiplier == pytest.approx(4 / 2**0.5)
+        assert training.release.sampling == 1.0
+        assert (training.sampling, training.sum_noise) == ("uniform", 0.0)
 
 
 def test_round_without_clients_is_noise_alone(tmp_path: Path) -> None:
@@ -388,12 +388,12 @@ def test_adaptive_clipping_splits_the_noise() -> None:
     privacy = PrivacySettings(
         clip_norm=1.0, noise_multiplier=1.5, adaptive=AdaptiveClipping()
     )
-    plan = training_of(privacy, 200).plan
-    assert plan.count_noise == 10.0
-    assert plan.sum_noise**-2 + 20.0**-2 == pytest.approx(1.5**-2)
-    assert plan.sum_noise > 1.5
+    training = training_of(privacy, 200)
+    assert training.count_noise == 10.0
+    assert training.sum_noise**-2 + 20.0**-2 == pytest.approx(1.5**-2)
+    assert training.sum_noise > 1.5
     # A few clients: at least the multiplier, so that the sum's noise stays finite.
-    few = training_of(privacy, 4).plan
+    few = training_of(privacy, 4)
     assert few.count_noise == 1.5
     assert few.sum_noise == pytest.approx(1.5 / 0.75**0.5)
 
@@ -590,7 +590,7 @@ def test_model_with_running_statistics_is_refused() -> None:
     task = normed_task()
     method = FedAvg(task, FedAvg.settings_type())
     with pytest.raises(ConfigError, match="found a model with running statistics"):
-        private_updates(task, method, privacy, seeded_noise)
+        private_updates(task, method, privacy)
 
 
 def test_section_is_part_of_the_identity_and_absent_without_privacy() -> None:
@@ -665,13 +665,23 @@ def test_one_client_changes_the_correlated_releases_by_what_is_accounted() -> No
     privacy = PrivacySettings(
         clip_norm=2.0, noise_multiplier=1.5, correlated=True, delta=1e-3
     )
-    plan = training_of(privacy, 20, num_rounds=11, participation=0.25).plan
-    assert (plan.sampling, plan.num_groups, plan.num_expected) == ("in_turn", 4, 5.0)
-    assert plan.sum_noise == pytest.approx(1.5 * np.linalg.norm(coefficients(4)))
+    training = training_of(privacy, 20, num_rounds=11, participation=0.25)
+    assert (training.sampling, training.num_groups, training.num_expected) == (
+        "in_turn",
+        4,
+        5.0,
+    )
+    assert training.sum_noise == pytest.approx(1.5 * np.linalg.norm(coefficients(4)))
     counter = PLDAccountant()
     counter.compose(dp_accounting.GaussianDpEvent(1.5), 3)
-    assert plan.epsilon_after(11) == pytest.approx(counter.get_epsilon(1e-3), rel=1e-3)
-    assert plan.epsilon_after(8) == plan.epsilon_after(5) < plan.epsilon_after(9)
+    assert training.epsilon_after(11) == pytest.approx(
+        counter.get_epsilon(1e-3), rel=1e-3
+    )
+    assert (
+        training.epsilon_after(8)
+        == training.epsilon_after(5)
+        < training.epsilon_after(9)
+    )
 
 
 @pytest.mark.parametrize("is_real", [True, False])

@@ -290,6 +290,15 @@ def test_run_that_asks_for_more_noise_gets_it_once(file: Path) -> None:
     assert (entry.clip_norm, entry.noise_multiplier) == (1.0, 20.0)
 
 
+def test_share_of_the_noise_comes_from_the_operating_system(file: Path) -> None:
+    privacy = "{clip_norm: 2, noise_multiplier: 20, noise_at: clients, noise_shares: 4}"
+    settings = asked(**SMALL, privacy=privacy)
+    first = moved(HostileServer(file), settings)
+    second = moved(HostileServer(file, run=2), settings)
+    difference = (first - second) / 20  # 20 * 2 / sqrt(4)
+    assert abs(float(difference.std()) - math.sqrt(2)) < 0.1
+
+
 def test_clipping_comes_before_all_noise(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from knnper.datastore.private_answers import PrivateAnswerSettings
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
-from knnper.server.private_training import PrivacyPlan
+from knnper.server.private_training import PrivateTraining
 from knnper.simulation.audit.canaries import (
     private_answers_game,
     private_training_game,
@@ -99,7 +99,7 @@ def test_audit_of_private_training_has_power() -> None:
 def test_private_training_that_forgets_its_noise_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(PrivacyPlan, "sum_noise", 1e-6)
+    monkeypatch.setattr(PrivateTraining, "sum_noise", 1e-6)
     game = private_game(privacy={"clip_norm": 0.5, "noise_multiplier": 20.0})
     assert game is not None
     bound = audit_in_one_run(game, RandomKey(0)).epsilon
