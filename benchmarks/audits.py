@@ -30,7 +30,8 @@ from benchmarks.service_membership import (
 )
 from knnper.client.served_model import open_served
 from knnper.client.service.documents import InputPrediction, private_predictions_of
-from knnper.client.site_privacy import ProtectedUpdates, Protection
+from knnper.client.settings import ShareSettings, SitePrivacySettings
+from knnper.client.site_privacy import ProtectedUpdates
 from knnper.client.site_state import SiteState
 from knnper.data.examples import no_examples
 from knnper.data.site_data import SiteData
@@ -55,7 +56,9 @@ from knnper.simulation.workbench import Workbench, open_workbench
 
 Row = tuple[str, str, AttackResult]  # protection, accuracy in percent, result
 NUM_SHADOWS = 4
-SITE_NOISE = Protection(clip_norm=1.0, noise_multiplier=8.5)
+SITE_NOISE = SitePrivacySettings(
+    clip_norm=1.0, noise_multiplier=8.5, share=ShareSettings(counts=True)
+)
 NOISE = 80.0  # deviation, of pixels of 0 to 255
 ANSWERS_FOR = 1000  # queries that private answers are planned for
 EXPERIMENT: Mapping[str, Any] = {
@@ -182,7 +185,7 @@ def training_rows(seed: int) -> Iterator[Row]:
         yield from run_rows(protection, document, attacks, seed)
 
     def with_site_noise(bench: Workbench) -> Workbench:
-        method = ProtectedUpdates(bench.task, bench.method, SITE_NOISE, None)
+        method = ProtectedUpdates(bench.task, bench.method, SITE_NOISE)
         return replace(bench, method=method)
 
     document = {**EXPERIMENT, "training": TRAINING}

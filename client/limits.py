@@ -280,7 +280,8 @@ class Limits:
         if self.without_training(num_train) is None:
             reasons += self.objections_to_training(num_train)
             needed["training"] = math.ceil(training.num_rounds * training.participation)
-            reasons += self._objections_to_plan(needed["training"])
+            if self.privacy_budget is not None:
+                reasons += self.privacy_budget.objections_to_run(needed["training"])
         if self.client.share_metrics:
             # The model distribution is answered with metrics, too.
             needed["validation"] = 1 + (training.num_rounds // every if every else 0)
@@ -298,20 +299,11 @@ class Limits:
                 )
         self._require(reasons)
 
-    def _objections_to_plan(self, num_rounds: int) -> list[SafeReason]:
-        """Return the budgets of privacy that a run of ``num_rounds`` would exceed."""
-        budget = self.privacy_budget
-        if budget is None:
-            return []
-        # A run that is resumed has spent a part of it.
-        missing = num_rounds - budget.num_updates() % num_rounds
-        return budget.objections(missing, Code.PRIVACY_NEEDED)
-
     def require_training(self, num_train: int) -> None:
         """Reject the training that the experiment asks for, if limits exclude it."""
         reasons = self.objections_to_training(num_train)
         if self.privacy_budget is not None:
-            reasons += self.privacy_budget.objections(1, Code.NO_PRIVACY_LEFT)
+            reasons += self.privacy_budget.objections(rounds=1)
         self._require(reasons)
 
     def spend_privacy(self, server_round: int) -> None:

@@ -2,45 +2,27 @@
 
 import bisect
 import functools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
-from knnper.client.privacy_ledger import (
-    PrivacyLedger,
-    ProtectedUpdate,
-    releases_of,
-    site_release,
-)
+from knnper.client.privacy_ledger import PrivacyLedger, ProtectedUpdate
 from knnper.client.settings import ClientSettings, SitePrivacySettings
-from knnper.client.site_privacy import Protection
-from knnper.privacy import epsilon_of
+from knnper.client.site_privacy import applied_privacy
+from knnper.privacy import Release, epsilon_of
 from knnper.privacy_settings import PrivacySettings
-from knnper.reasons import Code, SafeField, SafeReason, Word
+from knnper.reasons import Code, SafeReason, Word
 
 Period = Literal["run", "year"]
 PERIODS: tuple[Period, ...] = get_args(Period)
 _YEAR = timedelta(days=365)
 _MOST_ROUNDS = 10**6
 
-
-@dataclass(frozen=True)
-class Spending:
-    """The ε that a site has spent in a period.
-
-    Attributes
-    ----------
-    epsilon
-        Spent so far, at the site's δ.
-    most, rounds_left
-        The budget, and how many more updates it allows; None without a budget.
-    """
-
-    epsilon: float
-    most: float | None
-    rounds_left: int | None
+Spending = dict[str, float | None]
+"""Under ``epsilon`` what is spent at ``delta``, under ``most`` the budget, and under
+``rounds_left`` how many more updates it allows; None without a budget."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +31,18 @@ class PrivacyBudget:
 
     Attributes
     ----------
+    settings
+        With the S and σ of the experiment's updates; see `applied_privacy`.
     state
         The site's state folder.
     experiment, run
         Fingerprint of the experiment, and Flower's number of its run.
-    protection
-        Of the experiment's updates.
     """
 
     settings: SitePrivacySettings
     state: Path
     experiment: str
-    run: int
-    protection: Protection
+    run: int = 0
 
     @classmethod
     def of(
@@ -72,94 +53,105 @@ class PrivacyBudget:
         run: int = 0,
     ) -> "PrivacyBudget | None":
         """Return the budget at a site; None if the site does not clip its updates."""
-        settings = client.limits.privacy
-        protection = Protection.of(settings, run_privacy)
-        if settings is None or protection is None:
+        site = client.limits.privacy
+        if site is None or site.clip_norm is None:
             return None
-        return cls(settings, client.state, experiment, run, protection)
+        settings = applied_privacy(site, run_privacy)
+        return cls(settings, client.state, experiment, run)
 
-    def objections(self, rounds: int, code: Code) -> list[SafeReason]:
+    def objections(self, rounds: int) -> list[SafeReason]:
         """Return the budgets that ``rounds`` more updates would exceed."""
-        return self._objections(PrivacyLedger(self.state).read(), rounds, code)
+        return self._objections(PrivacyLedger(self.state).read(), rounds)
 
-    def num_updates(self) -> int:
-        """Return how many updates of the experiment have been sent."""
-        return len(self._counted(PrivacyLedger(self.state).read(), "run"))
+    def objections_to_run(self, num_rounds: int) -> list[SafeReason]:
+        """Return the budgets that a run of ``num_rounds`` would exceed."""
+        updates = PrivacyLedger(self.state).read()
+        # A run that is resumed has spent a part of it.
+        num_sent = len(self._counted(updates)["run"])
+        return self._objections(updates, num_rounds - num_sent % num_rounds)
 
     def spend(self, server_round: int) -> list[SafeReason]:
         """Record an update before it is sent; on return it is on disk.
 
         Return the budgets that it would exceed; it is then not recorded.
         """
-        ledger = PrivacyLedger(self.state)
-        # Locked, so that two processes cannot both spend the last ε.
-        with ledger.locked():
-            updates = ledger.read_locked()
-            reasons = self._objections(updates, 1, Code.NO_PRIVACY_LEFT)
-            if not reasons:
-                ledger.append_locked(
-                    ProtectedUpdate(
-                        time=datetime.now(UTC),
-                        run=self.run,
-                        experiment=self.experiment,
-                        server_round=server_round,
-                        **asdict(self.protection),
-                    )
-                )
-        return reasons
+        assert self.settings.clip_norm is not None, "there is no budget without it"
+        update = ProtectedUpdate(
+            time=datetime.now(UTC),
+            run=self.run,
+            experiment=self.experiment,
+            server_round=server_round,
+            clip_norm=self.settings.clip_norm,
+            noise_multiplier=self.settings.noise_multiplier,
+        )
+        one_more = functools.partial(self._objections, rounds=1)
+        return PrivacyLedger(self.state).append(update, one_more)
 
     def spending(self) -> dict[Period, Spending]:
-        """Return the ε spent and the updates left, by period."""
-        updates = PrivacyLedger(self.state).read()
-        spending = {}
-        for period in PERIODS:
-            most = self._most(period)
-            after = functools.partial(
-                self._epsilon_after, self._counted(updates, period)
-            )
+        """Return what is spent and left, by period."""
+        spending: dict[Period, Spending] = {}
+        counted = self._counted(PrivacyLedger(self.state).read())
+        for period, most in self._most().items():
+            after = functools.partial(self._epsilon_after, counted[period])
             rounds_left = None
             if most is not None:
                 numbers = range(1, _MOST_ROUNDS)
                 rounds_left = bisect.bisect_right(numbers, most, key=after)
-            spending[period] = Spending(after(0), most, rounds_left)
+            spending[period] = {
+                "epsilon": after(0),
+                "most": most,
+                "rounds_left": rounds_left,
+                "delta": self.settings.delta,
+            }
         return spending
 
     def _objections(
-        self, updates: Sequence[ProtectedUpdate], rounds: int, code: Code
+        self, updates: Sequence[ProtectedUpdate], rounds: int
     ) -> list[SafeReason]:
         reasons = []
-        for period in PERIODS:
-            most = self._most(period)
-            if most is None:
-                continue
-            epsilon = self._epsilon_after(self._counted(updates, period), rounds)
-            if epsilon > most:
-                fields: dict[str, SafeField] = {
-                    "period": Word(period, PERIODS),
-                    "found": epsilon,
-                    "most": most,
-                    "delta": self.settings.delta,
-                }
-                if code is Code.PRIVACY_NEEDED:
-                    fields["rounds"] = rounds
-                reasons.append(SafeReason(code, **fields))
+        counted = self._counted(updates)
+        for period, most in self._most().items():
+            epsilon = self._epsilon_after(counted[period], rounds)
+            if most is not None and epsilon > most:
+                reasons.append(
+                    SafeReason(
+                        Code.NO_PRIVACY_LEFT,
+                        rounds=rounds,
+                        period=Word(period, PERIODS),
+                        found=epsilon,
+                        most=most,
+                        delta=self.settings.delta,
+                    )
+                )
         return reasons
 
-    def _most(self, period: Period) -> float | None:
+    def _most(self) -> Mapping[Period, float | None]:
         settings = self.settings
-        return settings.epsilon_run if period == "run" else settings.epsilon_year
+        return {"run": settings.epsilon_run, "year": settings.epsilon_year}
 
     def _counted(
-        self, updates: Sequence[ProtectedUpdate], period: Period
-    ) -> list[ProtectedUpdate]:
-        if period == "run":
-            return [
-                update for update in updates if update.experiment == self.experiment
-            ]
+        self, updates: Sequence[ProtectedUpdate]
+    ) -> Mapping[Period, list[ProtectedUpdate]]:
+        """Return the updates that count, by period."""
         begin = datetime.now(UTC) - _YEAR
-        return [update for update in updates if update.time > begin]
+        return {
+            "run": [each for each in updates if each.experiment == self.experiment],
+            "year": [each for each in updates if each.time > begin],
+        }
 
     def _epsilon_after(self, updates: Sequence[ProtectedUpdate], rounds: int) -> float:
-        """Return the ε of updates and ``rounds`` more."""
-        further = site_release(self.protection.noise_multiplier, rounds)
-        return epsilon_of([*releases_of(updates), further], self.settings.delta)
+        """Return the ε of updates and ``rounds`` more.
+
+        Without amplification by sampling: the server chooses who takes part.
+        """
+        sent = [site_release(update.noise_multiplier) for update in updates]
+        further = site_release(self.settings.noise_multiplier, rounds)
+        return epsilon_of([*sent, further], self.settings.delta)
+
+
+def site_release(noise_multiplier: float, count: int = 1) -> Release:
+    """Return releases of a site's updates with noise of σ S.
+
+    Two data sets move the clipped update by up to 2 S, twice what a unit adds to a sum.
+    """
+    return Release(noise_multiplier / 2, count=count)

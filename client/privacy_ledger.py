@@ -6,18 +6,15 @@ of the last. Together they show a line that was changed or removed. Two old file
 a backup, are not recognised.
 """
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
-from knnper.audit_log import AuditLog, AuditLogError, VerifiedLog
-from knnper.errors import RunError
+from knnper.audit_log import NO_HASH, AuditLog, AuditLogError
 from knnper.files import FileLock, make_private, read_plain, write_atomically
-from knnper.privacy import Release
-from knnper.reasons import Code, SafeReason
+from knnper.reasons import SafeReason
 
 LEDGER, HEAD, LOCK = "privacy.jsonl", "privacy.head", "privacy.spending.lock"
 _EVENT = "update"
@@ -45,7 +42,14 @@ class ProtectedUpdate:
 
 
 _UPDATES = TypeAdapter(list[ProtectedUpdate])
-_FIELDS = tuple(field.name for field in fields(ProtectedUpdate))
+
+Objections = Callable[[Sequence[ProtectedUpdate]], list[SafeReason]]
+"""Returns why no update may follow these."""
+
+
+def no_objections(_: Sequence[ProtectedUpdate]) -> list[SafeReason]:
+    """Return that any update may follow."""
+    return []
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class PrivacyLedger:
 
     Raises
     ------
-    RunError
+    AuditLogError
         If the files are damaged, or lines are missing.
     """
 
@@ -64,56 +68,41 @@ class PrivacyLedger:
         """Read all updates, oldest first."""
         if not (self._log.path.exists() or self._head.exists()):
             return []
-        with self.locked():
-            return self.read_locked()
+        with FileLock(self.state / LOCK, wait=True):
+            return self._read()
 
-    def locked(self) -> FileLock:
-        """Wait until no other process reads or writes the ledger, and keep it so."""
+    def append(
+        self, update: ProtectedUpdate, objections: Objections = no_objections
+    ) -> list[SafeReason]:
+        """Record an update; on return it is on disk.
+
+        Return the objections to an update after those so far; if there are any, it is
+        not recorded.
+        """
         make_private(self.state)
-        return FileLock(self.state / LOCK, wait=True)
+        # Locked, so that two processes cannot both spend the last ε.
+        with FileLock(self.state / LOCK, wait=True):
+            reasons = objections(self._read())
+            if not reasons:
+                if not self._head.exists():
+                    write_atomically(self._head, NO_HASH)
+                # A kill in between leaves a head that lacks the last line.
+                head = self._log.append(_EVENT, **asdict(update))
+                write_atomically(self._head, head)
+        return reasons
 
-    def read_locked(self) -> list[ProtectedUpdate]:
-        """Read all updates while `locked`."""
-        entries = self._verified().last
+    def _read(self) -> list[ProtectedUpdate]:
         try:
-            return _UPDATES.validate_python(
-                [{name: entry[name] for name in _FIELDS} for entry in entries]
-            )
-        except (KeyError, ValidationError) as error:
-            raise self._damaged("an entry is no update") from error
-
-    def append_locked(self, update: ProtectedUpdate) -> None:
-        """Record an update while `locked`; on return it is on disk."""
-        # The head lacks one line after a kill, and must not lack two.
-        self._write_head()
-        self._log.append(_EVENT, **asdict(update))
-        self._write_head()
-
-    def _write_head(self) -> None:
-        verified = self._verified()
-        if verified.num_entries and verified.head != self._read_head():
-            write_atomically(self._head, verified.head)
-
-    def _read_head(self) -> str:
-        return read_plain(self._head).decode() if self._head.exists() else ""
-
-    def _verified(self) -> VerifiedLog:
-        head = self._read_head()
-        try:
-            verified = self._log.verify(head, num_last=_ALL)
-        except AuditLogError as error:
-            raise self._damaged(str(error)) from error
-        if not head and verified.num_entries > 1:
-            raise self._damaged(f"there is no {HEAD}")
-        return verified
-
-    def _damaged(self, problem: str) -> RunError:
-        return RunError(
-            f"the ledger {self._log.path} cannot be trusted: {problem}. Restore it "
-            f"and {HEAD} from their newest copies; or remove both, and no update sent "
-            "so far counts any more",
-            reason=SafeReason(Code.UNUSABLE_STATE),
-        )
+            if self._log.path.exists() and not self._head.exists():
+                raise AuditLogError(f"there is no {HEAD}")
+            head = read_plain(self._head).decode() if self._head.exists() else ""
+            return _UPDATES.validate_python(self._log.verify(head, _ALL).last)
+        except (AuditLogError, ValidationError) as error:
+            raise AuditLogError(
+                f"the ledger {self._log.path} cannot be trusted: {error}. Restore it "
+                f"and {HEAD} from their newest copies; or remove both, and no update "
+                "sent so far counts any more"
+            ) from error
 
     @property
     def _log(self) -> AuditLog:
@@ -122,20 +111,3 @@ class PrivacyLedger:
     @property
     def _head(self) -> Path:
         return self.state / HEAD
-
-
-def releases_of(updates: Iterable[ProtectedUpdate]) -> list[Release]:
-    """Return updates as releases, for `knnper.privacy.epsilon_of`.
-
-    Without amplification by sampling: the server chooses who takes part.
-    """
-    counts = Counter(update.noise_multiplier for update in updates)
-    return [site_release(noise, count) for noise, count in sorted(counts.items())]
-
-
-def site_release(noise_multiplier: float, count: int = 1) -> Release:
-    """Return releases of a site's updates with noise of σ S.
-
-    Two data sets move the clipped update by up to 2 S, twice what a unit adds to a sum.
-    """
-    return Release(noise_multiplier / 2, count=count)

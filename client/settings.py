@@ -103,6 +103,11 @@ class SitePrivacySettings(Settings):
     share: ShareSettings = field(default_factory=ShareSettings)
     weight: PositiveInt = 1
 
+    @property
+    def fixed_weight(self) -> int | None:
+        """The weight that hides numbers of examples; None if they may leave."""
+        return None if self.share.counts else self.weight
+
     def problems(self) -> Iterator[Problem]:
         """Yield the contradictions between these settings."""
         if self.clip_norm is None and self.noise_multiplier > 0:
@@ -282,9 +287,9 @@ class ClientSettings(ClientDocument):
 
     @property
     def fixed_weight(self) -> int | None:
-        """The weight that hides numbers of examples; None if they may leave."""
+        """See `SitePrivacySettings.fixed_weight`."""
         privacy = self.limits.privacy
-        return None if privacy is None or privacy.share.counts else privacy.weight
+        return None if privacy is None else privacy.fixed_weight
 
     @property
     def base(self) -> Path:

@@ -19,7 +19,11 @@ from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import Personalized, Served
 from knnper.client.secure_sums import SecureSums
 from knnper.client.settings import ClientSettings, read_client
-from knnper.client.site_privacy import ProtectedUpdates, require_no_buffers
+from knnper.client.site_privacy import (
+    ProtectedUpdates,
+    applied_privacy,
+    require_no_buffers,
+)
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
 from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
@@ -402,11 +406,11 @@ def site_experiment(text: str, door: Door) -> Experiment:
 
 def _protected(limits: Limits, task: Task, method: Method) -> Method:
     """Wrap a method in the site's clipping, noise and weight, if it has any."""
-    budget, weight = limits.privacy_budget, limits.client.fixed_weight
-    if budget is None and weight is None:
+    site = limits.client.limits.privacy
+    if site is None:
         return method
-    protection = None if budget is None else budget.protection
-    return ProtectedUpdates(task, method, protection, weight)
+    privacy = applied_privacy(site, limits.experiment.privacy)
+    return ProtectedUpdates(task, method, privacy)
 
 
 @explained()

@@ -1,6 +1,6 @@
 """A site's own clipping and noise on its updates, whatever the server asks for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -23,31 +23,19 @@ from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 
 
-@dataclass(frozen=True)
-class Protection:
-    """S and σ of a site's updates; see `SitePrivacySettings`."""
-
-    clip_norm: float
-    noise_multiplier: float
-
-    @classmethod
-    def of(
-        cls, site: SitePrivacySettings | None, run: PrivacySettings | None
-    ) -> "Protection | None":
-        """Return the smaller S and the larger noise of a site and a run.
-
-        None without clipping at the site.
-        """
-        if site is None or site.clip_norm is None:
-            return None
-        clip_norm, least_deviation = site.clip_norm, 0.0
-        if run is not None:
-            least_deviation = client_deviation(run)
-            # An adaptive norm is applied by the server.
-            if run.adaptive is None:
-                clip_norm = min(clip_norm, run.clip_norm)
-        least = least_deviation / clip_norm
-        return cls(clip_norm, max(site.noise_multiplier, least))
+def applied_privacy(
+    site: SitePrivacySettings, run: PrivacySettings | None
+) -> SitePrivacySettings:
+    """Return a site's settings with the smaller S and the larger noise of both."""
+    if site.clip_norm is None or run is None:
+        return site
+    clip_norm = site.clip_norm
+    # An adaptive norm is applied by the server.
+    if run.adaptive is None:
+        clip_norm = min(clip_norm, run.clip_norm)
+    least = client_deviation(run) / clip_norm
+    noise_multiplier = max(site.noise_multiplier, least)
+    return replace(site, clip_norm=clip_norm, noise_multiplier=noise_multiplier)
 
 
 def only_weights(method: Method | type[Method]) -> bool:
@@ -74,35 +62,29 @@ class ProtectedUpdates(UpdateProcessor):
 
     Parameters
     ----------
-    protection
-        None adds no noise and clips nothing.
-    weight
-        Replaces the number of examples; None leaves it.
+    privacy
+        Of the site, with the S and σ that apply. A null norm clips nothing.
     """
 
     def __init__(
-        self,
-        task: Task,
-        method: Method,
-        protection: Protection | None,
-        weight: int | None,
+        self, task: Task, method: Method, privacy: SitePrivacySettings
     ) -> None:
-        # The run's norm and noise are part of the protection.
-        if protection is not None and isinstance(method, PrivateUpdates):
+        # The run's norm and noise are part of the site's.
+        if privacy.clip_norm is not None and isinstance(method, PrivateUpdates):
             method = method.method
         super().__init__(task, method, NoSettings())
-        self._protection = protection
-        self._weight = weight
+        self._privacy = privacy
 
     @override
     def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
-        if self._weight is not None:
-            update = replace(update, num_examples=self._weight)
-        if self._protection is None:
+        privacy = self._privacy
+        if privacy.fixed_weight is not None:
+            update = replace(update, num_examples=privacy.fixed_weight)
+        clip_norm = privacy.clip_norm
+        if clip_norm is None:
             return update
         require_no_buffers(self.task.model)
         self.require_origins(payload, update)
-        clip_norm = self._protection.clip_norm
-        deviation = self._protection.noise_multiplier * clip_norm
+        deviation = privacy.noise_multiplier * clip_norm
         noise = system_noise(rng) if deviation else None
         return private_update(self, payload, update, clip_norm, noise, deviation)

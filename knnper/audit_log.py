@@ -37,7 +37,7 @@ NO_HASH = 64 * "0"  # `previous` of the first entry
 _CHUNK_BYTES = 1 << 16
 _END = re.compile(rb', "hash": "([0-9a-f]{64})"\}\Z')
 
-Recorder = Callable[..., None]
+Recorder = Callable[..., object]
 """Records an event and its details, as `AuditLog.append` does."""
 
 
@@ -85,8 +85,8 @@ class AuditLog:
         """Return the log of a state folder."""
         return cls(state / AUDIT_LOG)
 
-    def append(self, event: str, **details: object) -> None:
-        """Add an entry; on return it is on disk.
+    def append(self, event: str, **details: object) -> str:
+        """Add an entry, and return its hash; on return it is on disk.
 
         Raises
         ------
@@ -107,6 +107,7 @@ class AuditLog:
             JsonLines(self.path).append({**record, "hash": digest})
             if number == 0:
                 sync_to_disc(self.path.parent)
+        return digest
 
     @contextlib.contextmanager
     def change(self, event: str, **details: object) -> Iterator[None]:

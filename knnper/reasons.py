@@ -247,15 +247,10 @@ class Code(Enum):
         "frequency of each label; found label_shares: false, expected true, or train: "
         "false to receive the model without training it",
     )
-    PRIVACY_NEEDED = (
-        "limits.privacy",
-        "found a run of {rounds} more rounds with which the epsilon of the {period} "
-        "would be {found:.4g}, expected {most:.4g} or less at delta {delta:.3g}",
-    )
     NO_PRIVACY_LEFT = (
         "limits.privacy",
-        "one more update would raise the epsilon of the {period} to {found:.4g}, "
-        "expected {most:.4g} or less at delta {delta:.3g}",
+        "the epsilon of the {period} would be {found:.4g} with this many more updates: "
+        "{rounds}; expected {most:.4g} or less at delta {delta:.3g}",
     )
 
     @property

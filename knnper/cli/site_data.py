@@ -1,6 +1,6 @@
 """``knnper site check``: the content of a site's data, and its problems."""
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -19,6 +19,7 @@ from knnper.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from knnper.client.privacy_budget import Period, Spending
     from knnper.client.settings import ClientSettings
     from knnper.data.site_check import DataCheck
     from knnper.data.site_data import SiteData
@@ -150,25 +151,19 @@ def _check_limits(
 
 def _check_privacy(
     settings: "ClientSettings", experiment: "Experiment | None", fingerprint: str
-) -> dict[str, dict[str, float | None]]:
+) -> "Mapping[Period, Spending]":
     """Return the spending of the site's privacy, by period; empty without clipping.
 
-    Without an experiment only that of the year.
+    Without an experiment, of one that has not begun.
     """
     from knnper.client.privacy_budget import PrivacyBudget
 
     run_privacy = None if experiment is None else experiment.privacy
     budget = PrivacyBudget.of(settings, run_privacy, fingerprint)
-    if budget is None:
-        return {}
-    return {
-        period: {**asdict(spending), "delta": budget.settings.delta}
-        for period, spending in budget.spending().items()
-        if experiment is not None or period == "year"
-    }
+    return {} if budget is None else budget.spending()
 
 
-def _spending(spent: dict[str, float | None]) -> str:
+def _spending(spent: "Spending") -> str:
     """Format the spending of a period."""
     text = f"{spent['epsilon']:.4g} spent at delta {spent['delta']:.3g}"
     if spent["most"] is None:

@@ -17,7 +17,7 @@ from knnper.client import site_privacy
 from knnper.client.privacy_ledger import LEDGER, PrivacyLedger
 from knnper.client.runtime import TrainingRequest
 from knnper.client.settings import SitePrivacySettings, read_client
-from knnper.client.site_privacy import Protection, only_weights
+from knnper.client.site_privacy import applied_privacy, only_weights
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
 from knnper.errors import RefusedError, RunError
 from knnper.experiment import Experiment, TrainingSettings
@@ -151,8 +151,8 @@ def test_rounding_to_large_weights_does_not_lengthen_the_update(
         )
 
     monkeypatch.setattr(site_privacy, "system_noise", dither)
-    protection = Protection(clip_norm, SIGMA)
-    protected = site_privacy.ProtectedUpdates(method.task, method, protection, None)
+    privacy = SitePrivacySettings(clip_norm=clip_norm, noise_multiplier=SIGMA)
+    protected = site_privacy.ProtectedUpdates(method.task, method, privacy)
     sent = protected.process(payload, update, RandomKey(0))
     mean = float((sent.weights - payload.weights).double().mean())
     assert mean * math.sqrt(20_000) == pytest.approx(clip_norm, rel=0.05)
@@ -205,7 +205,7 @@ def test_run_beyond_the_budget_does_not_begin(file: Path) -> None:
     protect(file, NOISY, rounds_of(3))
     four = asked(**SMALL, **{"training.num_rounds": 4})
     problem = HostileServer(file, run=7).introduced(four).problem
-    assert "a run of 4 more rounds with which the epsilon of the run" in problem
+    assert "with this many more updates: 4" in problem
     half = asked(**SMALL, **{"training.num_rounds": 6, "training.participation": 0.5})
     assert HostileServer(file, run=8).introduced(half).problem == ""
     HostileServer(file, run=8).train(half, 1)
@@ -213,7 +213,7 @@ def test_run_beyond_the_budget_does_not_begin(file: Path) -> None:
     for server_round in (2, 3):
         HostileServer(file, run=8).train(half, server_round)
     problem = HostileServer(file, run=10).introduced(half).problem
-    assert "a run of 3 more rounds" in problem, "from the start"
+    assert "with this many more updates: 3" in problem, "from the start"
 
 
 def test_update_is_in_the_ledger_before_it_leaves(
@@ -261,23 +261,23 @@ SITE = SitePrivacySettings(clip_norm=2.0, noise_multiplier=8.0)
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
-        (None, Protection(2.0, 8.0)),
-        (PrivacySettings(3.0, 0.1), Protection(2.0, 8.0)),
-        (PrivacySettings(0.5, 50.0), Protection(0.5, 8.0)),  # the server's noise
-        (PrivacySettings(0.5, adaptive=AdaptiveClipping()), Protection(2.0, 8.0)),
+        (None, (2.0, 8.0)),
+        (PrivacySettings(3.0, 0.1), (2.0, 8.0)),
+        (PrivacySettings(0.5, 50.0), (0.5, 8.0)),  # the server's noise
+        (PrivacySettings(0.5, adaptive=AdaptiveClipping()), (2.0, 8.0)),
         # 90 * 4 / sqrt(9) = 120, and 60 times the clip norm of the site.
         (PrivacySettings(4.0, 90.0, noise_at="clients", noise_shares=9),
-         Protection(2.0, 60.0)),
+         (2.0, 60.0)),
         (PrivacySettings(4.0, 9.0, noise_at="clients", noise_shares=9),
-         Protection(2.0, 8.0)),
+         (2.0, 8.0)),
     ],
 )  # fmt: skip
 def test_smaller_norm_and_larger_noise_apply(
-    run: PrivacySettings | None, expected: Protection
+    run: PrivacySettings | None, expected: tuple[float, float]
 ) -> None:
-    assert Protection.of(SITE, run) == expected
-    assert Protection.of(None, run) is None
-    assert Protection.of(SitePrivacySettings(), run) is None
+    applied = applied_privacy(SITE, run)
+    assert (applied.clip_norm, applied.noise_multiplier) == expected
+    assert applied_privacy(SitePrivacySettings(), run) == SitePrivacySettings()
 
 
 def test_run_that_asks_for_more_noise_gets_it_once(file: Path) -> None:

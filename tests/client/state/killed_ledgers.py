@@ -12,7 +12,6 @@ from pathlib import Path
 from knnper.client.privacy_budget import PrivacyBudget
 from knnper.client.privacy_ledger import PrivacyLedger
 from knnper.client.settings import SitePrivacySettings
-from knnper.client.site_privacy import Protection
 from knnper.privacy import Release, epsilon_of
 
 KILLS, MOST_UPDATES = 200, 60
@@ -30,8 +29,7 @@ def budget(state: Path) -> PrivacyBudget:
         noise_multiplier=NOISE_MULTIPLIER,
         epsilon_run=epsilon_of(releases, 1e-5) + 1e-6,
     )
-    protection = Protection(1.0, NOISE_MULTIPLIER)
-    return PrivacyBudget(settings, state, "e" * 64, 1, protection)
+    return PrivacyBudget(settings, state, "e" * 64, 1)
 
 
 def send_updates(state: Path, pipe: int) -> None:
