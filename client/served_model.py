@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from knnper.client.install import settle, store_spec
@@ -18,7 +17,7 @@ from knnper.client.state import (
     pending_serving,
     read_pending,
 )
-from knnper.data.examples import InputSpec
+from knnper.data.examples import blank_input
 from knnper.datastore.examples import (
     Added,
     Ids,
@@ -257,8 +256,3 @@ def open_served(
     except BaseException:
         store.close()
         raise
-
-
-def blank_input(spec: InputSpec) -> Tensor:
-    """Return one input of zeros, to try a model with."""
-    return torch.zeros((1, *spec.image_shape), dtype=spec.torch_dtype)

@@ -187,11 +187,9 @@ class _ExperimentReader(SectionReader):
         sections = (name, data, partition, model, training, method)
         if any(section is None for section in (*sections, personalization, run)):
             return None
-        experiment = Experiment(*sections, personalization, run)  # type: ignore[arg-type]
+        experiment = Experiment(*sections, personalization, run, privacy=privacy)  # type: ignore[arg-type]
         experiment = dataclasses.replace(
-            experiment,
-            policy=self._policy(experiment.personalization),
-            privacy=privacy,
+            experiment, policy=self._policy(experiment.personalization)
         )
         folder = next(iter(self.folders), None)
         return dataclasses.replace(

@@ -62,16 +62,8 @@ class LoggingObserver(Observer):
 
     def round_finished(self, record: RoundRecord) -> None:
         """Log the figures of a round."""
-        privacy = f", epsilon {record['epsilon']:.3g}" if "epsilon" in record else ""
-        self._log.info(
-            "round %d/%d: train loss %.3f, %d clients%s, %.1f s",
-            record["server_round"],
-            self._num_rounds,
-            record["train_loss"],
-            record["num_clients"],
-            privacy,
-            record["seconds"],
-        )
+        server_round, figures = record["server_round"], round_figures(record)
+        self._log.info("round %d/%d: %s", server_round, self._num_rounds, figures)
 
     def personalization_started(self, num_clients: int) -> None:
         """Log the number of clients to personalise."""

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.data.examples import ClientData, Examples, blank_input, no_examples
 from knnper.errors import RunError
 from knnper.files import JsonLines
 from knnper.privacy import (
@@ -90,9 +90,9 @@ class PrivateTraining:
     def __init__(
         self, assembly: Assembly, num_clients: int, releases: JsonLines | None = None
     ) -> None:
-        self.experiment, self.key = assembly.experiment, assembly.key
-        self.method, self.task = assembly.method, assembly.task
-        privacy, training = assembly.experiment.privacy, assembly.experiment.training
+        self.experiment = experiment = assembly.experiment
+        self.method, self.key = assembly.method, assembly.key
+        privacy, training = experiment.privacy, experiment.training
         assert privacy is not None
         self.settings = privacy
         # 1. The clients of a round.
@@ -128,7 +128,7 @@ class PrivateTraining:
         self.noise_multiplier = accounted = multiplier
         if privacy.noise_shares is not None:
             # The fewest clients that may reply, each with its share of the noise.
-            num_spare = int(assembly.experiment.run.max_failed_fraction * count)
+            num_spare = int(experiment.run.max_failed_fraction * count)
             least = max(1, count - num_spare)
             accounted = multiplier * math.sqrt(least / privacy.noise_shares)
         self.release = Release(accounted, probability)
@@ -388,14 +388,10 @@ class PrivateRound:
 
         Used where no client was sampled.
         """
-        training = self.training
-        spec = training.task.spec
-        blank = Examples(
-            torch.zeros((1, *spec.image_shape), dtype=spec.torch_dtype),
-            torch.zeros(1, dtype=torch.int64),
-        )
+        method = self.training.method
+        spec = method.task.spec
+        blank = Examples(blank_input(spec), torch.zeros(1, dtype=torch.int64))
         data = ClientData(blank, no_examples(spec))
-        key = training.key.child("blank update")
-        sent = training.method.client_update(self.payload, None, data, 1, key)[1]
-        decoded = training.method.decoded
-        return sent if decoded is None else decoded(self.payload, sent)
+        key = self.training.key.child("blank update")
+        sent = method.client_update(self.payload, None, data, 1, key)[1]
+        return sent if method.decoded is None else method.decoded(self.payload, sent)

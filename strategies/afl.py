@@ -106,17 +106,8 @@ class AFL(FedAvg):
         super().__init__(task, settings)
         self._size = task.model.module.embedding_dim
         self._num_features = settings.num_features or self._size
-        self._require_linear_head()
-        self._projection: Tensor | None = None
-        if settings.num_features is not None:
-            # Signs, so that every machine has the same bits.
-            shape = self._size, self._num_features
-            signs = task.key.child("projection").numpy().integers(0, 2, shape) * 2 - 1
-            self._projection = torch.from_numpy(signs).double()
-
-    def _require_linear_head(self) -> None:
-        head = self.task.model.module.classifier
-        expected = self.task.spec.num_classes, self._size
+        head = task.model.module.classifier
+        expected = task.spec.num_classes, self._size
         if not isinstance(head, nn.Linear) or tuple(head.weight.shape) != expected:
             message = (
                 f"found a head that is no linear layer of shape {expected}, expected "
@@ -124,6 +115,12 @@ class AFL(FedAvg):
                 "with model.trained head"
             )
             raise ConfigError([Problem("method.name", message)])
+        self._projection: Tensor | None = None
+        if settings.num_features is not None:
+            # Signs, so that every machine has the same bits.
+            shape = self._size, self._num_features
+            signs = task.key.child("projection").numpy().integers(0, 2, shape) * 2 - 1
+            self._projection = torch.from_numpy(signs).double()
 
     @staticmethod
     @override

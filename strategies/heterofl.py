@@ -41,7 +41,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from knnper.data.examples import ClientData
+from knnper.data.examples import ClientData, blank_input
 from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment
@@ -365,7 +365,7 @@ def _multiplications(task: Task) -> int:
 
     module = task.model.module
     hooks = [layer.register_forward_hook(count) for layer in _layers(module)]
-    image = torch.zeros((1, *task.spec.image_shape), dtype=task.spec.torch_dtype)
+    image = blank_input(task.spec)
     try:
         with torch.inference_mode():
             module.eval()(task.normalize(image.to(task.model.device)))

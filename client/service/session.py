@@ -8,8 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from knnper.client.served_model import ServedModel, blank_input
+from knnper.client.served_model import ServedModel
 from knnper.client.service.errors import RequestError
+from knnper.data.examples import blank_input
 from knnper.errors import KnnPerError
 
 T = TypeVar("T")

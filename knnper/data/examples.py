@@ -179,6 +179,11 @@ def no_examples(spec: InputSpec) -> Examples:
     return Examples(images, torch.empty((0,), dtype=torch.int64))
 
 
+def blank_input(spec: InputSpec) -> Tensor:
+    """Return one input of zeros, shape (1, *image_shape), to try a model with."""
+    return torch.zeros((1, *spec.image_shape), dtype=spec.torch_dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class LabelledArrays:
     """One split of a data set, read-only.
