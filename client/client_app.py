@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -31,6 +31,8 @@ from knnper.transport.messages import (
     to_content,
     unpack_shared,
 )
+
+R = TypeVar("R")
 
 
 class Node(Protocol):
@@ -92,11 +94,7 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         runtime = node.open(context, job)
         carrier = node.carrier(context, job)
         payload = _record(message, "payload", runtime.method.payload_type, carrier)
-        masking = None
-        if packed_of(message.content, "masking") is not None:
-            masking = cast(
-                MaskRequest, _record(message, "masking", MaskRequest, carrier)
-            )
+        masking = _optional_record(message, "masking", MaskRequest, carrier)
         content = _train_clients(runtime, job, payload, carrier, masking)
         return Message(content, reply_to=message)
 
@@ -108,9 +106,7 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         carrier = node.carrier(context, job)
         payload_type = runtime.method.payload_type
         payload = _record(message, "payload", payload_type, carrier)
-        reference = None
-        if packed_of(message.content, "reference") is not None:
-            reference = _record(message, "reference", payload_type, carrier)
+        reference = _optional_record(message, "reference", payload_type, carrier)
         validation = runtime.validate(
             job.clients, payload, reference, job.server_round, job.state_rounds
         )
@@ -139,9 +135,7 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     def exchange_secrets(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content)
         carrier = node.carrier(context, job)
-        request = cast(
-            SecureRequest, _record(message, "payload", SecureRequest, carrier)
-        )
+        request = _record(message, "payload", SecureRequest, carrier)
         return _reply(message, node.exchange_secrets(context, job, request), carrier)
 
     @app.query(Purpose.REFUSE.action)
@@ -154,7 +148,14 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     return app
 
 
-def _record(message: Message, name: str, record_type: type, carrier: Carrier) -> object:
+def _optional_record(
+    message: Message, name: str, record_type: type[R], carrier: Carrier
+) -> R | None:
+    is_missing = packed_of(message.content, name) is None
+    return None if is_missing else _record(message, name, record_type, carrier)
+
+
+def _record(message: Message, name: str, record_type: type[R], carrier: Carrier) -> R:
     packed = packed_of(message.content, name)
     if packed is None:
         raise CodecError(

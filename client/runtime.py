@@ -3,7 +3,8 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,20 +20,15 @@ from knnper.metrics import Compute
 from knnper.own import explained
 from knnper.predictions import RunPredictions
 from knnper.records import tensors_of
-from knnper.secure.messages import (
-    MaskRequest,
-    SecureAggregationError,
-    SecureReply,
-    SecureRequest,
-)
+from knnper.secure.messages import MaskRequest
 from knnper.seeding import RandomKey
 from knnper.strategies.core import evaluation
 from knnper.strategies.core.compression import CompressedUpdate
 from knnper.strategies.core.embedding_pool import EmbeddingPool
+from knnper.strategies.core.mean_update import differences, with_vector
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import NoState, require_finite
-from knnper.strategies.core.summed_updates import SummedUpdate
 
 R = TypeVar("R")
 
@@ -146,7 +142,7 @@ class ClientRuntime:
     explain
         Turns a client's error into the text that is sent to the server.
     secure_sums
-        The clients' part in secure aggregation, if the experiment has it.
+        The clients' part in secure aggregation.
     """
 
     method: Method
@@ -159,7 +155,7 @@ class ClientRuntime:
     metrics: Mapping[str, Compute] = field(default_factory=dict)
     predictions: RunPredictions | None = None
     explain: Callable[[KnnPerError], str] = str
-    secure_sums: SecureSums | None = None
+    secure_sums: SecureSums = field(default_factory=lambda: SecureSums(None, Path()))
 
     @explained()
     def train(self, request: TrainingRequest) -> Any:
@@ -182,36 +178,19 @@ class ClientRuntime:
         return self._released(request, update)
 
     def _released(self, request: TrainingRequest, update: Any) -> Any:
-        """Mask an update for a secure sum; return others unchanged.
-
-        Without a request for masking the update of a secure sum does not leave.
-        """
-        if not isinstance(update, SummedUpdate):
+        """Return the update that leaves: masked, with secure aggregation."""
+        if self.secure_sums.settings is None:
             return update
         client, server_round = request.client, request.server_round
-        if request.masking is None or self.secure_sums is None:
-            raise SecureAggregationError("found no request to mask the update")
-        rng = self.key.child("secure_sum", server_round, client)
         masked = self.secure_sums.masked(
             client,
             request.masking,
-            update.values,
+            differences(self.method, request.payload, update),
             update.num_examples,
             server_round,
-            rng,
+            self.key.child("secure_sum", server_round, client),
         )
-        return replace(update, values=masked)
-
-    @explained()
-    def exchange_secrets(
-        self, clients: Sequence[str], request: SecureRequest
-    ) -> SecureReply:
-        """Reply to a stage of secure aggregation that needs no update."""
-        if self.secure_sums is None or len(clients) != 1:
-            raise SecureAggregationError(
-                "found a request of secure aggregation, which this experiment has not"
-            )
-        return self.secure_sums.answer(clients[0], request)
+        return with_vector(update, masked)
 
     @explained()
     def validate(
@@ -290,9 +269,8 @@ class ClientRuntime:
         failures: dict[str, str] = {}
         rounds = dict(zip(clients, state_rounds, strict=True))
         records = (payload, reference)
-        if self.secure_sums is not None:
-            for client in clients:
-                self.secure_sums.erase(client)
+        for client in clients:
+            self.secure_sums.erase(client)
         predict_global = self._unpersonalised(reference)
         data = {client: self.source.data(client) for client in clients}
 

@@ -24,7 +24,7 @@ from knnper.client.site_privacy import (
     applied_privacy,
     require_no_buffers,
 )
-from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
+from knnper.client.site_runtime import MetricsPolicy, SiteRuntime, require_own_name
 from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples
@@ -255,7 +255,7 @@ class SiteNode:
                 metrics=computations(experiment.run.metrics),
                 predictions=RunPredictions(states) if saves_predictions else None,
                 explain=explain,
-                secure_sums=SecureSums.of(experiment, states),
+                secure_sums=SecureSums(experiment.training.secure_aggregation, states),
                 name=settings.name,
                 deadline=deadline,
                 metrics_policy=metrics_policy,
@@ -270,15 +270,10 @@ class SiteNode:
         """Reply to a stage of secure aggregation; the data is not read for it."""
         settings = _settings(context)
         experiment, _ = self._allowed(settings, job, context.run_id)
+        require_own_name(job.clients, settings.name)
         states = run_states(settings.state, experiment, job.session)
-        secure_sums = SecureSums.of(experiment, states)
-        if secure_sums is None or job.clients != [settings.name]:
-            raise RunError(
-                "found a request of secure aggregation for another client, or for an "
-                "experiment without it",
-                reason=SafeReason(Code.BAD_REQUEST),
-            )
-        return secure_sums.answer(settings.name, request)
+        secure_sums = SecureSums(experiment.training.secure_aggregation, states)
+        return secure_sums.answer(job.clients, request)
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
         """Return vectors in messages: the server is on another machine."""

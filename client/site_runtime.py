@@ -86,7 +86,7 @@ class SiteRuntime(ClientRuntime):
     @override
     def train(self, request: TrainingRequest) -> Any:
         """Train within the limits."""
-        self._require_own_name([request.client])
+        require_own_name([request.client], self.name)
         self.limits.require_training(self.num_train)
         # Counted before it is given: a kill cannot undo it.
         self.limits.count("training")
@@ -112,7 +112,7 @@ class SiteRuntime(ClientRuntime):
         state_rounds: Sequence[int] = (),
     ) -> Validation:
         """Validate within the limits; the result is empty if metrics are not shared."""
-        self._require_own_name(clients)
+        require_own_name(clients, self.name)
         if not self.metrics_policy.share_metrics:
             return Validation(Evaluation(0, 0, 0.0, (), (), ()))
         self.limits.count("validation")
@@ -134,7 +134,7 @@ class SiteRuntime(ClientRuntime):
         The model is taken even if no more answers with metrics are allowed; the figures
         then stay at the site.
         """
-        self._require_own_name(clients)
+        require_own_name(clients, self.name)
         metrics_policy = self.metrics_policy
         if metrics_policy.share_metrics:
             try:
@@ -157,9 +157,11 @@ class SiteRuntime(ClientRuntime):
             yield
         log.info("%s took %.1f s", activity, time.monotonic() - began)
 
-    def _require_own_name(self, clients: Sequence[str]) -> None:
-        if list(clients) != [self.name]:
-            raise RunError(
-                f"the server asked for {', '.join(clients)}, and this is {self.name}",
-                reason=SafeReason(Code.BAD_REQUEST),
-            )
+
+def require_own_name(clients: Sequence[str], name: str) -> None:
+    """Reject a request to other clients than the site's only one."""
+    if list(clients) != [name]:
+        raise RunError(
+            f"the server asked for {', '.join(clients)}, and this is {name}",
+            reason=SafeReason(Code.BAD_REQUEST),
+        )

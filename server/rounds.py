@@ -134,10 +134,9 @@ class RoundLoop:
         # By round, the models after it with which clients train: the last, and some
         # before.
         self._models: dict[int, Checkpoint] = {}
+        secure = self.training.secure_aggregation
         self._secure_rounds = (
-            SecureRounds(assembly, federation)
-            if self.training.secure_aggregation is not None
-            else None
+            None if secure is None else SecureRounds(secure, assembly, federation)
         )
 
     def train(self, start: Checkpoint) -> Checkpoint:

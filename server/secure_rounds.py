@@ -1,7 +1,7 @@
 """Rounds with secure aggregation: the stages of the protocol, over a federation."""
 
-import json
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,33 +10,30 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from knnper.errors import CodecError, RunError
+from knnper.errors import RunError
 from knnper.privacy_settings import PairwiseSettings, SecAggPlusSettings
+from knnper.records import flatten, tensors_of
 from knnper.secure.messages import (
     FEWEST_CLIENTS,
     KeysRequest,
     MaskRequest,
     PublicKeys,
-    RevealedShares,
     RoundPlan,
-    SealedShares,
     SecureAggregationError,
-    SecureReply,
     SecureRequest,
     UnmaskRequest,
 )
 from knnper.secure.quantization import Quantizer, Words
-from knnper.secure.server import (
-    Graph,
-    SecureSum,
-    TooFewClientsError,
-    pairwise_plans,
-)
-from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.secure.server import SecureSum, require_enough
+from knnper.server.federation import Federation, Request, Step
+from knnper.server.screening import UpdateChecks
 from knnper.server.tally import Tally
-from knnper.settings import plain
 from knnper.strategies.core.assembly import Assembly
-from knnper.strategies.core.summed_updates import SummedUpdate, SummedUpdates
+from knnper.strategies.core.mean_update import (
+    as_vector,
+    synthetic_update,
+    with_vector,
+)
 from knnper.transport.messages import Purpose
 
 R = TypeVar("R")
@@ -52,28 +49,22 @@ class _Round:
     requests: Mapping[str, Request]  # of the training, by client
     weights: Mapping[str, int]
     tally: Tally
-    num_spare: float
+    fewest: float  # clients in the sum
     before_sum: Callable[[], None]
-    sample: SummedUpdate | None = None  # the first valid reply
-
-    def require_enough(self) -> None:
-        """Raise before anything is unmasked if the round has too many failures."""
-        if len(self.tally.failures) > self.num_spare:
-            raise TooFewClientsError(
-                "too many clients failed: no sum is unmasked, and nothing was learned "
-                "of any update"
-            )
+    sample: Any = None  # the first valid update, filled with zeros
 
 
 class SecureRounds:
     """Makes the rounds of a run with secure aggregation."""
 
-    def __init__(self, assembly: Assembly, federation: Federation) -> None:
-        settings = assembly.experiment.training.secure_aggregation
-        if settings is None or not isinstance(assembly.method, SummedUpdates):
-            raise TypeError("expected an assembly with secure aggregation")
-        self._settings: SecAggPlusSettings | PairwiseSettings = settings
-        self._method: SummedUpdates = assembly.method
+    def __init__(
+        self,
+        settings: SecAggPlusSettings | PairwiseSettings,
+        assembly: Assembly,
+        federation: Federation,
+    ) -> None:
+        self._settings = settings
+        self._method = assembly.method
         self._key, self._federation = assembly.key, federation
         self._quantizer = Quantizer(settings.clip_range, settings.bits)
         # With pairwise masks, one key agreement serves all rounds of this process.
@@ -108,99 +99,91 @@ class SecureRounds:
         TooFewClientsError
             Too many clients failed, and nothing was learned of any update.
         """
-        by_client = {request.client: request for request in requests}
-        if not FEWEST_CLIENTS <= len(by_client) <= self._quantizer.most_summands:
+        if not FEWEST_CLIENTS <= len(requests) <= self._quantizer.most_summands:
             raise RunError(
-                f"found {len(by_client)} clients in a round, expected "
+                f"found {len(requests)} clients in a round, expected "
                 f"{FEWEST_CLIENTS} to {self._quantizer.most_summands}, the most with "
                 f"{self._settings.bits} bits; change training.participation or "
                 "training.secure_aggregation.bits"
             )
-        current = _Round(step, by_client, weights, tally, num_spare, before_sum)
+        current = _Round(
+            step,
+            {request.client: request for request in requests},
+            weights,
+            tally,
+            max(FEWEST_CLIENTS, len(requests) - num_spare),
+            before_sum,
+        )
         if isinstance(self._settings, SecAggPlusSettings):
-            total = self._sum_with_shares(current, self._settings)
+            total = self._sum_with_shares(current)
         else:
             total = self._sum_of_pairs(current)
-        assert current.sample is not None, "a sum has at least three clients"
-        largest = max(weights[client] for client in by_client)
+        largest = max(weights.values())
         weight_sum = sum(weights[client] / largest for client in tally.used)
-        try:
-            decoded = self._quantizer.decode(total, weight_sum)
-        except ValueError as error:
-            raise RunError(f"round {step.server_round}: {error}") from error
+        decoded = self._quantizer.decode(total, weight_sum)
         mean = torch.from_numpy((decoded / weight_sum).astype(np.float32))
         payload = requests[0].payload
-        yield "", self._method.update_of_mean(payload, current.sample, mean)
+        yield "", synthetic_update(self._method, payload, current.sample, mean)
 
-    def _sum_with_shares(self, current: _Round, settings: SecAggPlusSettings) -> Words:
+    def _new_sum(self, current: _Round, execution: str, attempt: int = 1) -> SecureSum:
         server_round = current.step.server_round
-        execution = SecureSum(
-            {client: current.weights[client] for client in current.requests},
-            Graph(settings.neighbors, settings.threshold),
+        return SecureSum(
+            current.weights,
+            self._settings,
             server_round,
-            f"{server_round}-{secrets.token_hex(8)}",
-            json.dumps(plain(settings), sort_keys=True),
+            execution,
             self._key.child("secure_graph", server_round).numpy(),
+            attempt,
         )
+
+    def _sum_with_shares(self, current: _Round) -> Words:
+        name = f"{current.step.server_round}-{secrets.token_hex(8)}"
+        execution = self._new_sum(current, name)
         fail = current.tally.fail
         # Stages 0 and 1: keys and shares.
-        to_all = dict.fromkeys(current.requests, KeysRequest(execution.execution))
+        to_all = dict.fromkeys(current.requests, KeysRequest(name))
         self._ask(current.step, to_all, PublicKeys, execution.add_keys, fail)
-        plans = execution.plans()
-        self._ask(current.step, plans, SealedShares, execution.add_shares, fail)
+        self._ask(current.step, execution.plans(), dict, execution.add_shares, fail)
         # Stage 2: the masked updates.
-        for client, words in self._masked(current, execution.mask_requests()):
-            execution.add_masked(client, words)
-        current.require_enough()
+        masked = self._masked_sum(current, execution.mask_requests())
+        require_enough(len(current.tally.used), current.fewest, "sent updates")
 
         # Stage 3: the update of a client that fails from now on is in the sum.
         def note(client: str, reason: str) -> None:
             log.warning("client %s did not help to unmask: %s", client, reason)
 
-        unmask = execution.unmask_requests()
+        unmask = execution.unmask_requests(current.tally.used)
         current.before_sum()
-        self._ask(current.step, unmask, RevealedShares, execution.add_revealed, note)
-        return execution.total()
+        self._ask(current.step, unmask, dict, execution.add_revealed, note)
+        return execution.unmasked(masked)
 
     def _sum_of_pairs(self, current: _Round) -> Words:
-        fail = current.tally.fail
         new = [client for client in current.requests if client not in self._keys]
         self._ask(
             current.step,
             dict.fromkeys(new, KeysRequest(self._execution)),
             PublicKeys,
             self._keys.__setitem__,
-            fail,
+            current.tally.fail,
         )
         clients = [client for client in current.requests if client in self._keys]
         while True:
-            current.require_enough()
-            if len(clients) < FEWEST_CLIENTS:
-                raise TooFewClientsError(
-                    f"{len(clients)} clients are left, expected {FEWEST_CLIENTS} or "
-                    "more: nothing was learned of any update"
-                )
+            require_enough(len(clients), current.fewest, "are left")
             self._num_attempts += 1
-            plans = pairwise_plans(
-                {client: self._keys[client] for client in clients},
-                current.weights,
-                current.step.server_round,
-                self._execution,
-                self._num_attempts,
-            )
+            execution = self._new_sum(current, self._execution, self._num_attempts)
+            for client in clients:
+                execution.add_keys(client, self._keys[client])
             requests = {
                 client: MaskRequest(self._execution, plan=plan)
-                for client, plan in plans.items()
+                for client, plan in execution.plans().items()
             }
             current.before_sum()
             current.tally.used.clear()
             current.tally.losses.clear()
-            total: Words | None = None
-            for _, words in self._masked(current, requests):
-                total = words.copy() if total is None else np.add(total, words, total)
-            if total is not None and len(current.tally.used) == len(clients):
-                return total
+            total = self._masked_sum(current, requests)
             missing = sorted({*clients} - {*current.tally.used})
+            if not missing:
+                return total
             for client in missing:  # it may have lost its keys
                 del self._keys[client]
             clients = list(current.tally.used)
@@ -225,56 +208,49 @@ class SecureRounds:
         )
         secure_step = Step(Purpose.SECURE, step.server_round, ())
         for reply in self._federation.exchange(secure_step, requests):
-            record = reply.record
-            message = record.message if isinstance(record, SecureReply) else None
-            if reply.failure or not isinstance(message, reply_type):
-                fail(reply.client, reply.failure or f"sent no {reply_type.__name__}")
+            message = None if reply.failure else reply.record.message
+            if not isinstance(message, reply_type):
+                fail(reply.client, reply.failure or "found a reply of another stage")
                 continue
             try:
                 accept(reply.client, message)
             except SecureAggregationError as error:
                 fail(reply.client, str(error))
 
-    def _masked(
+    def _masked_sum(
         self, current: _Round, mask_requests: Mapping[str, MaskRequest]
-    ) -> Iterator[tuple[str, Words]]:
-        """Let clients train; yield the masked updates of those that reply."""
-        tally = current.tally
-        requests = (
-            replace(request, masking=mask_requests[client])
-            for client, request in current.requests.items()
-            if client in mask_requests
+    ) -> Words:
+        """Let clients train; return the sum of the masked updates that are valid."""
+        tally, method = current.tally, self._method
+        checks = UpdateChecks(
+            num_train=current.weights,
+            update_type=method.update_type,
+            update_problem=method.update_problem,
         )
-        for client in current.requests.keys() - mask_requests.keys():
-            if tally.titles.get(client, client) not in tally.failures:
+        requests = []
+        for client, request in current.requests.items():
+            if client in mask_requests:
+                checks.note_sent(client, request.payload)
+                requests.append(replace(request, masking=mask_requests[client]))
+            elif tally.titles.get(client, client) not in tally.failures:
                 tally.fail(client, "too few of its neighbours are left")
+        total = np.zeros(0, np.uint32)
         for reply in self._federation.exchange(current.step, requests):
-            problem = reply.failure or self._problem(reply, current)
-            if problem is not None:
-                tally.fail(reply.client, problem)
+            masked = np.zeros(0, np.float32)
+            if reply.failure is None:
+                # Masked numbers are random; the rest of an update can be checked.
+                masked = as_vector(tensors_of(reply.record)).numpy()
+                zeros = with_vector(reply.record, torch.zeros(len(masked)))
+                reply = replace(reply, record=zeros)
+            (measured,) = checks.usable([reply], tally.fail)
+            if measured is None:
                 continue
-            update: SummedUpdate = reply.record
-            current.sample = current.sample or update
-            weight = min(update.num_examples, current.weights[reply.client])
-            tally.used.append(reply.client)
-            tally.losses.append((weight, update.train_loss))
-            tally.bytes_up += update.values.nbytes
-            yield reply.client, update.values.numpy().view(np.uint32)
-
-    def _problem(self, reply: Reply, current: _Round) -> str | None:
-        """Describe why a masked update cannot be added to the sum; None if it can."""
-        update, sample = reply.record, current.sample
-        if not isinstance(update, SummedUpdate):
-            return f"expected a SummedUpdate, found a {type(update).__name__}"
-        count = update.num_examples
-        if type(count) is not int or count < 1:
-            return f"expected a number of training examples, found {count!r}"
-        try:
-            payload = current.requests[reply.client].payload
-            self._method.template(payload, update)
-        except CodecError as error:
-            return str(error)
-        form = update.structure, update.shapes
-        if sample and form != (sample.structure, sample.shapes):
-            return "expected an update like those of the other clients, found another"
-        return None
+            update = replace(measured.update, num_examples=1, train_loss=math.nan)
+            sample = current.sample = current.sample or update
+            if flatten(update).layout != flatten(sample).layout:
+                tally.fail(reply.client, "found an update unlike those of the others")
+                continue
+            list(tally.using([measured]))  # notes it
+            words = masked.view(np.uint32)
+            total = total + words if total.size else words
+        return total

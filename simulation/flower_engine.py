@@ -90,7 +90,7 @@ class VirtualNode:
         self, context: Context, job: Job, request: SecureRequest
     ) -> SecureReply:
         """Reply to a stage of secure aggregation."""
-        return self.open(context, job).exchange_secrets(job.clients, request)
+        return self.open(context, job).secure_sums.answer(job.clients, request)
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
         """Return the carrier of a job: object store, shared memory or the message."""

@@ -52,7 +52,8 @@ class SerialFederation(Federation):
                 )
             )
         if step.purpose is Purpose.SECURE:
-            return self.runtime.exchange_secrets(clients, cast(SecureRequest, payload))
+            request_of_stage = cast(SecureRequest, payload)
+            return self.runtime.secure_sums.answer(clients, request_of_stage)
         if step.purpose is Purpose.VALIDATE:
             reference = request.reference and canonical(request.reference)
             return self.runtime.validate(

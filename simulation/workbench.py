@@ -141,5 +141,7 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         pool=bench.task.pool,
         metrics=computations(run.metrics),
         predictions=RunPredictions(run_folder, split) if run.save_predictions else None,
-        secure_sums=SecureSums.of(bench.experiment, run_folder / CLIENTS),
+        secure_sums=SecureSums(
+            bench.experiment.training.secure_aggregation, run_folder / CLIENTS
+        ),
     )

@@ -14,7 +14,7 @@ from knnper.data.site_task import SITES, SitesSettings
 from knnper.datastore.policy import OWN_POLICY, bring_policy
 from knnper.embedding_model import ModelSettings
 from knnper.errors import OwnCodeError, Problem
-from knnper.experiment import Experiment, TrainingSettings
+from knnper.experiment import Experiment, SynchronousTiming, TrainingSettings
 from knnper.experiment_file import Catalogue, results_identity, to_document
 from knnper.metrics import METRICS, OWN_METRIC
 from knnper.models import MODELS, OWN_MODEL
@@ -37,7 +37,6 @@ from knnper.strategies.core.optimizers import (
     optimizer_problem,
 )
 from knnper.strategies.core.private_updates import privacy_problems
-from knnper.strategies.core.summed_updates import secure_problems
 
 
 def _methods_and_personalizers() -> Iterator[type[Method]]:
@@ -168,7 +167,7 @@ def catalogue_of(
             *method_of(chosen).check(chosen.settings, experiment),
             *_training_problems(experiment),
             *privacy_problems(experiment, method_of(chosen)),
-            *secure_problems(experiment, method_of(chosen)),
+            *_secure_problems(experiment),
             *_personalization_problems(experiment),
             *personalizer_of(on_top).check(on_top.settings, experiment),
         )
@@ -239,6 +238,34 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
             "client as a whole protects each of its examples; remove one"
         )
         yield Problem("training.example_privacy", message)
+
+
+def _secure_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield what secure aggregation cannot be combined with."""
+    training, method = experiment.training, method_of(experiment.method)
+    if training.secure_aggregation is None:
+        return
+    if not method.takes_mean:
+        yield Problem(
+            "training.secure_aggregation",
+            f"found {method.title}, which needs the single update of each client at "
+            "the server; expected null, or a method that needs only the mean of all "
+            "updates, such as fedavg or knn_per",
+        )
+    if training.compression is not None:
+        yield Problem(
+            "training.compression",
+            f"found {training.compression.name} with secure aggregation, which adds up "
+            "encoded numbers of one fixed size; set it to null, or lower "
+            "training.secure_aggregation.bits",
+        )
+    if training.timing != SynchronousTiming():
+        yield Problem(
+            "training.timing",
+            "found a round that does not wait for its clients, expected synchronous "
+            "without over_selection and deadline_s: the clients of a masked sum are "
+            "fixed before they train",
+        )
 
 
 def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:

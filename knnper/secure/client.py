@@ -1,13 +1,15 @@
-"""The client's half of secure aggregation: secrets and a request in, a reply out.
+"""The client's half of secure aggregation: state and request in, state and reply out.
 
 A client refuses requests that a correct server never makes:
 
 - with invalid keys, with one key for two clients, or without this client's own keys;
 - with fewer neighbours, sealed shares or survivors than the threshold;
-- for both kinds of share of one client, which together would unmask its update. As the
-  threshold is more than half of the holders of a secret, the server cannot get enough
-  shares of both kinds from different honest clients either;
-- of another execution, or of a stage for the second time.
+- of another execution, or of a stage for the second time;
+- to unmask a round again over other clients.
+
+Of each client it reveals only one kind of share: both together would unmask an update.
+As the threshold is more than half of the holders of a secret, the server cannot get
+enough shares of both kinds from different honest clients either.
 
 The values on which clients must agree (round, largest weight, keys, settings) are part
 of the text from which the keys of pairs are derived. If two neighbours receive
@@ -17,7 +19,7 @@ different values, their masks do not cancel, and the sum stays random.
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -27,16 +29,14 @@ from knnper.secure.messages import (
     KeysRequest,
     MaskRequest,
     PublicKeys,
-    RevealedShares,
     RoundPlan,
-    SealedShares,
     SecureAggregationError,
+    Shares,
     UnmaskRequest,
 )
 from knnper.secure.primitives import (
-    SECRET_BYTES,
+    SHARE_DIGITS,
     expanded_mask,
-    from_hex,
     new_secret,
     open_sealed,
     pair_key,
@@ -47,21 +47,24 @@ from knnper.secure.primitives import (
 )
 from knnper.secure.quantization import Words
 
-Stage = Literal["keys", "shares", "masked"]
+Stage = Literal["none", "keys", "shares", "masked"]
 
 
 @dataclass(frozen=True)
-class ClientSecrets:
+class ClientState:
     """A client's state between the stages of one execution; it never leaves.
 
     Attributes
     ----------
+    sums
+        By round, a fingerprint of the clients in the sum that it has helped to unmask.
+        All other attributes belong to the execution in progress.
     stage
         The last stage that the client has replied to.
-    encryption, masking, self_mask
-        Its secrets.
     settings
         The experiment's settings as text, the same for all clients.
+    encryption, masking, self_mask
+        Its secrets.
     last_attempt
         The last attempt of a ``pairwise`` execution that the client has masked.
     plan
@@ -71,41 +74,42 @@ class ClientSecrets:
         the self-mask secret, followed by that of the masking secret.
     """
 
-    execution: str
-    settings: str
-    encryption: str
-    masking: str
-    self_mask: str
-    stage: Stage = "keys"
+    sums: dict[str, str] = field(default_factory=dict)
+    execution: str = ""
+    stage: Stage = "none"
+    settings: str = ""
+    encryption: str = ""
+    masking: str = ""
+    self_mask: str = ""
     last_attempt: int = 0
     plan: RoundPlan | None = None
-    held: dict[str, str] | None = None
+    held: Shares = field(default_factory=dict)
 
     @property
     def public_keys(self) -> PublicKeys:
         """The public keys of ``encryption`` and ``masking``."""
-        secrets = (self.encryption, self.masking)
-        return PublicKeys(*(public_key(bytes.fromhex(key)).hex() for key in secrets))
+        return PublicKeys(public_key(self.encryption), public_key(self.masking))
 
 
-def make_keys(request: KeysRequest, settings: str) -> tuple[ClientSecrets, PublicKeys]:
-    """Stage 0: make new secrets; return them and their public keys."""
-    secrets = ClientSecrets(
+def make_keys(
+    state: ClientState, request: KeysRequest, settings: str
+) -> tuple[ClientState, PublicKeys]:
+    """Stage 0: make new secrets; return their public keys."""
+    state = ClientState(
+        sums=state.sums,
         execution=request.execution,
+        stage="keys",
         settings=settings,
-        encryption=new_secret().hex(),
-        masking=new_secret().hex(),
-        self_mask=new_secret().hex(),
+        encryption=new_secret(),
+        masking=new_secret(),
+        self_mask=new_secret(),
     )
-    return secrets, secrets.public_keys
+    return state, state.public_keys
 
 
-def share_secrets(
-    secrets: ClientSecrets, plan: RoundPlan
-) -> tuple[ClientSecrets, SealedShares]:
+def share_secrets(state: ClientState, plan: RoundPlan) -> tuple[ClientState, Shares]:
     """Stage 1: share the secrets of both masks with the neighbours."""
-    _require_stage(secrets, plan.execution, "keys")
-    _require_plan(secrets, plan)
+    _require_plan(state, plan)
     if not len(plan.peers) >= plan.threshold > len(plan.peers) / 2:
         raise SecureAggregationError(
             f"found a threshold of {plan.threshold} of {len(plan.peers)} clients, "
@@ -113,35 +117,34 @@ def share_secrets(
         )
     holders = sorted(plan.peers, key=int)
     mask_shares, key_shares = (
-        split_secret(bytes.fromhex(secret), plan.threshold, holders)
-        for secret in (secrets.self_mask, secrets.masking)
+        split_secret(secret, plan.threshold, holders)
+        for secret in (state.self_mask, state.masking)
     )
-    by_receiver = {
+    shares = {number: mask_shares[number] + key_shares[number] for number in holders}
+    held = {plan.number: shares.pop(plan.number)}
+    sealed = {
         number: seal(
-            _key_for_shares(secrets, plan, number),
-            mask_shares[number] + key_shares[number],
+            _key_for_shares(state, plan, number),
+            share,
             _direction(plan.number, number),
-        ).hex()
-        for number in holders
-        if number != plan.number
+        )
+        for number, share in shares.items()
     }
-    held = {plan.number: (mask_shares[plan.number] + key_shares[plan.number]).hex()}
-    secrets = replace(secrets, stage="shares", plan=plan, held=held)
-    return secrets, SealedShares(by_receiver)
+    return replace(state, stage="shares", plan=plan, held=held), sealed
 
 
 def mask(
-    secrets: ClientSecrets, request: MaskRequest, values: Words
-) -> tuple[ClientSecrets, Words]:
+    state: ClientState, request: MaskRequest, values: Words
+) -> tuple[ClientState, Words]:
     """Stage 2: mask the encoded update ``values``, shape (d,), against the neighbours.
 
     y = x + PRG(b) + Σ_{j > i} PRG(s_ij) - Σ_{j < i} PRG(s_ij), modulo 2^32, over the
     neighbours j that have shared their secrets (Bell et al. 2020, Algorithm 2).
     """
-    _require_stage(secrets, request.execution, "shares")
-    plan, held = _plan_and_shares(secrets)
-    neighbors = plan.peers.keys() - {plan.number}
-    if not request.sealed.keys() <= neighbors:
+    _require_stage(state, request.execution, "shares")
+    plan = state.plan
+    assert plan is not None, "it comes with the stage"
+    if not request.sealed.keys() <= plan.peers.keys() - {plan.number}:
         raise SecureAggregationError("found shares of clients that are no neighbours")
     if 1 + len(request.sealed) < plan.threshold:
         raise SecureAggregationError(
@@ -149,57 +152,63 @@ def mask(
             f"{plan.threshold} or more"
         )
     received = {
-        number: _opened(secrets, plan, number, sealed)
+        number: open_sealed(
+            _key_for_shares(state, plan, number),
+            sealed,
+            _direction(number, plan.number),
+        )
         for number, sealed in request.sealed.items()
     }
-    masked = values + self_mask(bytes.fromhex(secrets.self_mask), len(values))
-    _add_pair_masks(masked, secrets, plan, request.sealed)
-    return replace(secrets, stage="masked", held={**held, **received}), masked
+    masked = values + self_mask(state.self_mask, len(values))
+    add_pair_masks(masked, state.masking, state.settings, plan, request.sealed)
+    return replace(state, stage="masked", held={**state.held, **received}), masked
 
 
 def mask_pairwise(
-    secrets: ClientSecrets, plan: RoundPlan, values: Words
-) -> tuple[ClientSecrets, Words]:
+    state: ClientState, plan: RoundPlan, values: Words
+) -> tuple[ClientState, Words]:
     """Mask an encoded update with pairwise masks alone; all clients must do so."""
-    _require_stage(secrets, plan.execution, "keys")
-    if plan.attempt <= secrets.last_attempt:  # no mask may be used twice
-        raise SecureAggregationError(
-            f"found attempt {plan.attempt}, expected a number above "
-            f"{secrets.last_attempt}"
-        )
-    _require_plan(secrets, plan)
+    _require_plan(state, plan)
     masked = values.copy()
-    _add_pair_masks(masked, secrets, plan, plan.peers.keys() - {plan.number})
-    return replace(secrets, last_attempt=plan.attempt), masked
+    others = plan.peers.keys() - {plan.number}
+    add_pair_masks(masked, state.masking, state.settings, plan, others)
+    return replace(state, last_attempt=plan.attempt), masked
 
 
-def unmask(secrets: ClientSecrets, request: UnmaskRequest) -> RevealedShares:
+def unmask(state: ClientState, request: UnmaskRequest) -> tuple[ClientState, Shares]:
     """Stage 3: reveal one share of each client: of its self-mask or its masking secret.
 
-    The caller erases ``secrets`` before the reply leaves.
+    The secrets are erased. A round that is summed again over other clients is refused,
+    as the difference of the two sums would be an update. A client knows its neighbours
+    only; the other clients check theirs.
     """
-    _require_stage(secrets, request.execution, "masked")
-    plan, held = _plan_and_shares(secrets)
-    survivors, dropped = set(request.survivors), set(request.dropped)
-    if survivors & dropped:
+    _require_stage(state, request.execution, "masked")
+    plan = state.plan
+    assert plan is not None, "it comes with the stage"
+    survivors = set(request.survivors)
+    if not {plan.number} <= survivors <= state.held.keys():
         raise SecureAggregationError(
-            "found a client both among the survivors and the dropped: its two shares "
-            "together would unmask its update"
-        )
-    if plan.number not in survivors or (survivors | dropped) != held.keys():
-        raise SecureAggregationError(
-            "expected as survivors or dropped this client and all others that gave it "
-            "shares, found a different set"
+            "expected as survivors this client and others that gave it shares, found "
+            "a different set"
         )
     if len(survivors) < plan.threshold:
         raise SecureAggregationError(
             f"found {len(survivors)} survivors, expected {plan.threshold} or more"
         )
-    length = 2 * SECRET_BYTES  # of a share in hexadecimal
-    return RevealedShares(
-        {number: held[number][:length] for number in sorted(survivors)},
-        {number: held[number][length:] for number in sorted(dropped)},
-    )
+    clients = [plan.number, plan.clients, sorted(survivors)]
+    digest = hashlib.sha256(json.dumps(clients).encode()).hexdigest()
+    server_round = str(plan.server_round)
+    if state.sums.get(server_round, digest) != digest:
+        raise SecureAggregationError(
+            f"round {server_round} was summed before over other clients: the "
+            "difference of both sums would show single updates. Resume the run when "
+            "the same clients are online, or begin a new one"
+        )
+    revealed = {
+        number: share[:SHARE_DIGITS] if number in survivors else share[SHARE_DIGITS:]
+        for number, share in state.held.items()
+    }
+    return ClientState({**state.sums, server_round: digest}), revealed
 
 
 def relative_weight(plan: RoundPlan, num_examples: int) -> float:
@@ -212,31 +221,42 @@ def relative_weight(plan: RoundPlan, num_examples: int) -> float:
     return plan.weight / plan.largest_weight
 
 
-def clients_of_sum(secrets: ClientSecrets, request: UnmaskRequest) -> tuple[int, str]:
-    """Return the round of a sum, and a fingerprint of the clients in it.
+def add_pair_masks(
+    masked: Words, secret: str, settings: str, plan: RoundPlan, others: Iterable[str]
+) -> None:
+    """Add the masks of a client and each of ``others``, in place.
 
-    With them a client notices that a round is summed again over other clients: the
-    difference of the two sums would be an update. It knows its neighbours only; the
-    other clients check theirs.
+    Those that the other adds for this client are the same with the opposite sign.
+
+    Parameters
+    ----------
+    masked
+        Shape (d,).
+    secret, settings, plan
+        Of the client: its masking secret, see `ClientState`, and its round.
     """
-    plan, _ = _plan_and_shares(secrets)
-    clients = [plan.number, plan.clients, sorted(request.survivors)]
-    return plan.server_round, hashlib.sha256(json.dumps(clients).encode()).hexdigest()
+    for number in others:
+        purpose = _pair_purpose(settings, plan, number)
+        key = pair_key(secret, plan.peers[number].masking, purpose)
+        stream = expanded_mask(key, len(masked))
+        operation = np.add if int(plan.number) < int(number) else np.subtract
+        operation(masked, stream, out=masked)
 
 
-def _require_stage(secrets: ClientSecrets, execution: str, stage: Stage) -> None:
-    if (secrets.execution, secrets.stage) != (execution, stage):
+def _require_stage(state: ClientState, execution: str, stage: Stage) -> None:
+    if (state.execution, state.stage) != (execution, stage):
         raise SecureAggregationError(
             f"found a request after the stage {stage!r} of execution {execution[:40]!r}"
-            f", expected a request after {secrets.stage!r} of {secrets.execution!r}"
+            f", expected a request after {state.stage!r} of {state.execution!r}"
         )
 
 
-def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
+def _require_plan(state: ClientState, plan: RoundPlan) -> None:
     """Reject a plan that a correct server would not make."""
+    _require_stage(state, plan.execution, "keys")
     if not all(number.isdecimal() for number in plan.peers):
         raise SecureAggregationError("found clients without a number")
-    if plan.peers.get(plan.number) != secrets.public_keys:
+    if plan.peers.get(plan.number) != state.public_keys:
         raise SecureAggregationError("expected this client's own keys, found others")
     peers = plan.peers.values()
     all_keys = {key for peer in peers for key in (peer.encryption, peer.masking)}
@@ -246,43 +266,19 @@ def _require_plan(secrets: ClientSecrets, plan: RoundPlan) -> None:
         raise SecureAggregationError(
             f"found {len(plan.peers)} clients, expected {FEWEST_CLIENTS} or more"
         )
+    if plan.attempt <= state.last_attempt:  # no mask may be used twice
+        raise SecureAggregationError(
+            f"found attempt {plan.attempt}, expected a number above "
+            f"{state.last_attempt}"
+        )
 
 
-def _plan_and_shares(secrets: ClientSecrets) -> tuple[RoundPlan, dict[str, str]]:
-    if secrets.plan is None or secrets.held is None:
-        raise SecureAggregationError("expected a round that has begun")
-    return secrets.plan, secrets.held
+def _key_for_shares(state: ClientState, plan: RoundPlan, number: str) -> bytes:
+    purpose = b"shares, " + _pair_purpose(state.settings, plan, number)
+    return pair_key(state.encryption, plan.peers[number].encryption, purpose)
 
 
-def _opened(secrets: ClientSecrets, plan: RoundPlan, sender: str, sealed: str) -> str:
-    key = _key_for_shares(secrets, plan, sender)
-    shares = open_sealed(key, from_hex(sealed), _direction(sender, plan.number))
-    if len(shares) != 2 * SECRET_BYTES:
-        raise SecureAggregationError(f"found shares of {len(shares)} bytes")
-    return shares.hex()
-
-
-def _add_pair_masks(
-    masked: Words, secrets: ClientSecrets, plan: RoundPlan, others: Iterable[str]
-) -> None:
-    secret = bytes.fromhex(secrets.masking)
-    for number in others:
-        other = from_hex(plan.peers[number].masking)
-        key = pair_key(secret, other, pair_purpose(secrets.settings, plan, number))
-        stream = expanded_mask(key, len(masked))
-        if int(plan.number) < int(number):
-            np.add(masked, stream, out=masked)
-        else:
-            np.subtract(masked, stream, out=masked)
-
-
-def _key_for_shares(secrets: ClientSecrets, plan: RoundPlan, number: str) -> bytes:
-    other = from_hex(plan.peers[number].encryption)
-    purpose = b"shares, " + pair_purpose(secrets.settings, plan, number)
-    return pair_key(bytes.fromhex(secrets.encryption), other, purpose)
-
-
-def pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
+def _pair_purpose(settings: str, plan: RoundPlan, number: str) -> bytes:
     """Return a digest of the values on which two clients must agree for a key."""
 
     def described(number: str) -> list[str]:

@@ -5,6 +5,7 @@ are written in hexadecimal.
 """
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from knnper.errors import RunError
 from knnper.reasons import Code, SafeReason
@@ -39,7 +40,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round, as it is sent to one client.
+    """Stage 1: a round, as it is sent to one client; asks for shares of its secrets.
 
     Attributes
     ----------
@@ -59,7 +60,7 @@ class RoundPlan:
     peers
         By number, the keys of the client itself and of its neighbours.
     attempt
-        With ``pairwise``, the number of the sum among all with the same keys, from 1.
+        The number of the sum among all with the same keys, from 1.
     """
 
     execution: str
@@ -70,14 +71,15 @@ class RoundPlan:
     largest_weight: int
     threshold: int
     peers: dict[str, PublicKeys]
-    attempt: int = 0
+    attempt: int
 
 
-@dataclass(frozen=True)
-class SealedShares:
-    """Reply of stage 1: shares of the client's secrets, encrypted for each peer."""
+Shares: TypeAlias = dict[str, str]
+"""Shares of secrets, by a client's number.
 
-    by_receiver: dict[str, str]
+In the reply of stage 1, the shares of the client's secrets, encrypted for each peer. In
+the reply of stage 3, one share of a secret of each peer.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class MaskRequest:
     """
 
     execution: str
-    sealed: dict[str, str] = field(default_factory=dict)
+    sealed: Shares = field(default_factory=dict)
     plan: RoundPlan | None = None
 
 
@@ -104,33 +106,13 @@ class MaskRequest:
 class UnmaskRequest:
     """Stage 3: asks for the shares that unmask the sum.
 
-    Attributes
-    ----------
-    survivors
-        Peers, itself included, with a masked update in the sum.
-    dropped
-        Neighbours that exchanged shares and did not send their update.
+    ``survivors`` are the peers, itself included, with a masked update in the sum. A
+    client reveals a share of their self-mask secrets, and of the masking secrets of all
+    others that exchanged shares with it.
     """
 
     execution: str
     survivors: tuple[str, ...]
-    dropped: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RevealedShares:
-    """Reply of stage 3: the client's shares, by the number of the secret's owner.
-
-    Attributes
-    ----------
-    self_masks
-        Of the survivors' self-mask secrets.
-    masking_keys
-        Of the masking secrets of the dropped.
-    """
-
-    self_masks: dict[str, str]
-    masking_keys: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -142,6 +124,6 @@ class SecureRequest:
 
 @dataclass(frozen=True)
 class SecureReply:
-    """The reply to a `SecureRequest`, in the same order of types."""
+    """The reply to a `SecureRequest`: keys at stage 0, then shares."""
 
-    message: PublicKeys | SealedShares | RevealedShares
+    message: PublicKeys | Shares

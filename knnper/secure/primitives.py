@@ -1,10 +1,12 @@
 """The cryptographic operations of the protocols, each a call of a library.
 
-Secrets are 16 random bytes from the operating system, as long as the security of X25519
-and as a block of Shamir's secret sharing in ``pycryptodome``. Keys are derived from
-them with HKDF, each with a text that names its purpose.
+Keys of pairs are bytes; other keys, secrets, shares and ciphertexts are text, in
+hexadecimal. Secrets are 16 random bytes from the operating system, as long as the
+security of X25519 and as a block of Shamir's secret sharing in ``pycryptodome``. Keys
+are derived from them with HKDF, each with a text that names its purpose.
 """
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 
@@ -23,40 +25,32 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from knnper.secure.messages import SecureAggregationError
 from knnper.secure.quantization import Words
 
-SECRET_BYTES = 16
+SHARE_DIGITS = 32
+"""Hexadecimal digits of a secret, and of a share of it."""
 
+_SECRET_BYTES = SHARE_DIGITS // 2
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _COUNTER_START = bytes(16)
 
 
-def new_secret() -> bytes:
-    """Return a secret from the operating system's generator, `SECRET_BYTES` long."""
-    return secrets.token_bytes(SECRET_BYTES)
+def new_secret() -> str:
+    """Return a secret from the operating system's generator."""
+    return secrets.token_hex(_SECRET_BYTES)
 
 
-def from_hex(text: str) -> bytes:
-    """Return the bytes that a peer wrote in hexadecimal."""
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise SecureAggregationError(
-            "found a key or a share that is not hexadecimal"
-        ) from error
-
-
-def public_key(secret: bytes) -> bytes:
+def public_key(secret: str) -> str:
     """Return the X25519 public key of a secret, 32 bytes."""
-    return _private_key(secret).public_key().public_bytes_raw()
+    return _private_key(secret).public_key().public_bytes_raw().hex()
 
 
-def pair_key(secret: bytes, others_public_key: bytes, purpose: bytes) -> bytes:
+def pair_key(secret: str, others_public_key: str, purpose: bytes) -> bytes:
     """Return the key of this client and another client, 32 bytes.
 
     It is the same for both only if they agree on ``purpose``.
     """
     try:
-        other = X25519PublicKey.from_public_bytes(others_public_key)
+        other = X25519PublicKey.from_public_bytes(bytes.fromhex(others_public_key))
         return _derived(_private_key(secret).exchange(other), purpose)
     except ValueError as error:
         raise SecureAggregationError(f"found an invalid public key: {error}") from error
@@ -68,48 +62,56 @@ def expanded_mask(key: bytes, size: int) -> Words:
     return np.frombuffer(stream.update(bytes(4 * size)), np.dtype("<u4"))
 
 
-def self_mask(secret: bytes, size: int) -> Words:
+def self_mask(secret: str, size: int) -> Words:
     """Expand a client's self-mask secret to a mask of shape (size,)."""
-    return expanded_mask(_derived(secret, b"self mask"), size)
+    return expanded_mask(_derived(bytes.fromhex(secret), b"self mask"), size)
 
 
-def seal(key: bytes, plaintext: bytes, context: bytes) -> bytes:
-    """Encrypt and authenticate ``plaintext``, and authenticate ``context``."""
+def seal(key: bytes, share: str, context: bytes) -> str:
+    """Encrypt and authenticate a share, and authenticate ``context``."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    return nonce + ChaCha20Poly1305(key).encrypt(nonce, plaintext, context)
+    sealed = ChaCha20Poly1305(key).encrypt(nonce, bytes.fromhex(share), context)
+    return (nonce + sealed).hex()
 
 
-def open_sealed(key: bytes, sealed: bytes, context: bytes) -> bytes:
+def open_sealed(key: bytes, sealed: str, context: bytes) -> str:
     """Decrypt the result of `seal`."""
-    nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
     try:
-        return ChaCha20Poly1305(key).decrypt(nonce, ciphertext, context)
+        content = bytes.fromhex(sealed)
+        nonce, ciphertext = content[:_NONCE_BYTES], content[_NONCE_BYTES:]
+        return ChaCha20Poly1305(key).decrypt(nonce, ciphertext, context).hex()
     except (InvalidTag, ValueError) as error:
         raise SecureAggregationError(
             "found a share that another client did not seal for this client and round"
         ) from error
 
 
-def split_secret(
-    secret: bytes, threshold: int, holders: Iterable[str]
-) -> dict[str, bytes]:
+def split_secret(secret: str, threshold: int, holders: Iterable[str]) -> dict[str, str]:
     """Split a secret into a share for each holder (Shamir 1979).
 
     ``threshold`` shares recover the secret, and fewer contain nothing of it. The shares
     are numbered from 1 in the order of the holders; `combine_shares` needs the numbers.
     """
     names = list(holders)
-    shares = Shamir.split(threshold, len(names), secret, ssss=False)
-    return {name: share for name, (_, share) in zip(names, shares, strict=True)}
+    shares = Shamir.split(threshold, len(names), bytes.fromhex(secret), ssss=False)
+    return {name: share.hex() for name, (_, share) in zip(names, shares, strict=True)}
 
 
-def combine_shares(shares: Mapping[int, bytes]) -> bytes:
+def is_share(text: str) -> bool:
+    """Return whether a text of a peer has the form of a share."""
+    return re.fullmatch(f"[0-9a-f]{{{SHARE_DIGITS}}}", text) is not None
+
+
+def combine_shares(shares: Mapping[int, str]) -> str:
     """Recover the secret from ``threshold`` shares, by their number."""
-    return bytes(Shamir.combine(list(shares.items()), ssss=False))
+    numbered = [(number, bytes.fromhex(share)) for number, share in shares.items()]
+    return bytes(Shamir.combine(numbered, ssss=False)).hex()
 
 
-def _private_key(secret: bytes) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(_derived(secret, b"X25519"))
+def _private_key(secret: str) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(
+        _derived(bytes.fromhex(secret), b"X25519")
+    )
 
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from knnper.secure.messages import SecureAggregationError
+
 Words = NDArray[np.uint32]
 
 _RING_BITS = 32
@@ -52,14 +54,14 @@ class Quantizer:
     def decode(self, total: Words, weight_sum: float) -> NDArray[np.float64]:
         """Return the weighted sum that encoded vectors add up to, shape (d,).
 
-        ``weight_sum``: of all summands. Raises ValueError if the sum is larger than
-        summands of these weights can have.
+        ``weight_sum``: of all summands. Raises SecureAggregationError if the sum is
+        larger than summands of these weights can have.
         """
         signed = total.view(np.int32).astype(np.int64)
         # Each summand may be rounded away from zero by less than 1.
         most = self._largest * weight_sum + self.most_summands
         if signed.size and int(np.abs(signed).max()) > most:
-            raise ValueError(
+            raise SecureAggregationError(
                 "found a sum beyond what clipped updates add up to: a masked update or "
                 "a share of a secret is damaged"
             )

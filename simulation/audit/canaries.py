@@ -21,7 +21,6 @@ from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.processing import UpdateProcessor
 from knnper.strategies.core.records import ModelUpdate
-from knnper.strategies.core.summed_updates import SummedUpdates
 
 _NUM_CANARIES = 500
 _LARGEST_DELTA = 1e-5
@@ -43,8 +42,6 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
     if privacy.noise_at == "clients":  # more clients would add more noise
         most = min(most, 2 * num_clients)
     method = bench.method
-    if isinstance(method, SummedUpdates):
-        method = method.method
     if method.update_type is not ModelUpdate:
         return None
 

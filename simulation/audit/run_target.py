@@ -61,7 +61,6 @@ from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
 from knnper.strategies.core.mean_update import differences
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.predictors import Predictor
-from knnper.strategies.core.summed_updates import SummedUpdates
 
 _MOST_QUERIES = 1000  # of stored and of test examples, of all clients together
 _NUM_SINGLE = 16  # updates of one example
@@ -366,8 +365,6 @@ class RunTarget(Target):
         None if an update is not one vector of the model's weights.
         """
         bench, method = self.bench, self.bench.method
-        if isinstance(method, SummedUpdates):
-            method = method.method
         key = bench.key.child("broadcast", 1, client)
         payload = method.broadcast(self._start, client, key)
         key = bench.key.child("client_update", 1, client)

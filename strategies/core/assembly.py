@@ -18,11 +18,10 @@ from knnper.seeding import RandomKey
 from knnper.settings import Choice, Settings
 from knnper.strategies.catalogue import method_of, personalizer_of
 from knnper.strategies.core.compression import Compressed
-from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.optimizers import criterion, require_optimizer
 from knnper.strategies.core.private_examples import require_private_model
 from knnper.strategies.core.private_updates import private_updates
-from knnper.strategies.core.summed_updates import SummedUpdates
 from knnper.strategies.core.task import Task
 
 Protection = Callable[[Method], Method]
@@ -81,8 +80,6 @@ def assemble_with_task(
     compression = experiment.training.compression
     if compression is not None:
         method = Compressed(task, method, compression)
-    if experiment.training.secure_aggregation is not None:
-        method = SummedUpdates(task, method, NoSettings())
     key = RandomKey(experiment.run.seed)
     known = dict(_tried_out(experiment.model, task.model))
     if task.frozen:

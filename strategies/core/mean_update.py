@@ -17,31 +17,37 @@ from knnper.records import Parts, put_together, take_apart, tensors_of
 from knnper.strategies.core.method import Method, origins
 
 
+def as_vector(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return tensors one after the other, in the order of their paths, (d,)."""
+    ordered = [tensor.reshape(-1) for _, tensor in sorted(tensors.items())]
+    return torch.cat([torch.zeros(0), *ordered])
+
+
+def with_vector(update: Any, vector: Tensor) -> Any:
+    """Return an update with the numbers of ``vector``, ordered as by `as_vector`."""
+    parts = take_apart(update)
+    ordered = sorted(parts.tensors.items())
+    pieces = torch.split(vector, [tensor.numel() for _, tensor in ordered])
+    tensors = {
+        path: piece.view(tensor.shape)
+        for (path, tensor), piece in zip(ordered, pieces, strict=True)
+    }
+    return put_together(type(update), Parts(tensors, parts.structure))
+
+
 def differences(method: Method, payload: Any, update: Any) -> Tensor:
     """Return an update's differences from what its client was sent, float32 (d,).
 
-    The tensors of the update follow each other in the order of their paths. A tensor
-    without a counterpart in ``payload`` counts from zero.
+    They are ordered as by `as_vector`. A tensor without a counterpart in ``payload``
+    counts from zero.
     """
-    started = origins(method, payload, update)
-    parts = [
-        (tensor - _origin(started, path, tensor)).reshape(-1)
-        for path, tensor in sorted(tensors_of(update).items())
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0)
+    return as_vector(tensors_of(update)) - _origin(method, payload, update)
 
 
 def moved_update(method: Method, payload: Any, update: Any, difference: Tensor) -> Any:
     """Return an update with another difference from the payload, of shape (d,)."""
-    parts = take_apart(update)
-    ordered = sorted(parts.tensors.items())
-    started = origins(method, payload, update)
-    values = torch.split(difference, [tensor.numel() for _, tensor in ordered])
-    tensors = {
-        path: (_origin(started, path, tensor) + value.view(tensor.shape)).float()
-        for (path, tensor), value in zip(ordered, values, strict=True)
-    }
-    return put_together(type(update), Parts(tensors, parts.structure))
+    origin = _origin(method, payload, update)
+    return with_vector(update, (origin + difference.view_as(origin)).float())
 
 
 def synthetic_update(
@@ -57,8 +63,12 @@ def synthetic_update(
     return moved_update(method, payload, counted, mean_difference)
 
 
-def _origin(started: Mapping[str, Tensor], path: str, tensor: Tensor) -> Tensor:
-    origin = started.get(path)
-    if origin is None or origin.shape != tensor.shape:
-        return torch.zeros_like(tensor)
-    return origin
+def _origin(method: Method, payload: Any, update: Any) -> Tensor:
+    """Return the numbers from which those of an update started, float32 (d,)."""
+    started = origins(method, payload, update)
+    origin = {}
+    for path, tensor in tensors_of(update).items():
+        zeros = torch.zeros_like(tensor)
+        start = started.get(path, zeros)
+        origin[path] = start if start.shape == tensor.shape else zeros
+    return as_vector(origin)

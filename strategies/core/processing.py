@@ -5,7 +5,9 @@ update that the method's `client_update` returns; its server half, `decoded`, re
 an update that the method's `aggregate` takes. So no method knows of its processors.
 Processors nest, the first to act innermost:
 
-    clip and add noise, protect at the site, compress or mask
+    clip and add noise, protect at the site, compress
+
+Masks come last and are no processor: the client's runtime has the secrets for them.
 """
 
 from abc import abstractmethod

@@ -6,18 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from knnper.privacy_settings import SecAggPlusSettings
 from knnper.secure import client
-from knnper.secure.client import ClientSecrets
-from knnper.secure.messages import (
-    KeysRequest,
-    MaskRequest,
-    RevealedShares,
-    UnmaskRequest,
-)
+from knnper.secure.client import ClientState
+from knnper.secure.messages import KeysRequest, MaskRequest, Shares, UnmaskRequest
 from knnper.secure.quantization import Quantizer, Words
-from knnper.secure.server import Graph, SecureSum
+from knnper.secure.server import SecureSum
 
-SETTINGS = "the settings of the experiment"
+SETTINGS = SecAggPlusSettings()
 QUANTIZER = Quantizer(clip_range=1.0, bits=16)
 EXECUTION = "execution-1"
 STAGES = ("keys", "shares", "masked", "unmask")
@@ -29,18 +25,19 @@ class Execution:
 
     updates: Mapping[str, NDArray[np.float32]]
     weights: Mapping[str, int]
-    graph: Graph = field(default_factory=lambda: Graph(neighbors=32, threshold=0.6))
+    settings: SecAggPlusSettings = SETTINGS
     dropped: Mapping[str, Collection[str]] = field(default_factory=dict)
-    secrets: dict[str, ClientSecrets] = field(default_factory=dict)
+    states: dict[str, ClientState] = field(default_factory=dict)
     encoded: dict[str, Words] = field(default_factory=dict)
     masked: dict[str, Words] = field(default_factory=dict)
     mask_requests: Mapping[str, MaskRequest] = field(default_factory=dict)
     unmask_requests: Mapping[str, UnmaskRequest] = field(default_factory=dict)
-    revealed: dict[str, RevealedShares] = field(default_factory=dict)
+    revealed: dict[str, Shares] = field(default_factory=dict)
+    final_states: dict[str, ClientState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(0)
-        self.server = SecureSum(self.weights, self.graph, 7, EXECUTION, SETTINGS, rng)
+        self.server = SecureSum(self.weights, self.settings, 7, EXECUTION, rng)
 
     def _replies(self, stage: str, name: str) -> bool:
         return name not in self.dropped.get(stage, ())
@@ -49,14 +46,16 @@ class Execution:
         request = KeysRequest(self.server.execution)
         for name in self.weights:
             if self._replies("keys", name):
-                self.secrets[name], keys = client.make_keys(request, SETTINGS)
+                self.states[name], keys = client.make_keys(
+                    ClientState(), request, repr(self.settings)
+                )
                 self.server.add_keys(name, keys)
 
     def exchange_shares(self) -> None:
         for name, plan in self.server.plans().items():
             if self._replies("shares", name):
-                self.secrets[name], shares = client.share_secrets(
-                    self.secrets[name], plan
+                self.states[name], shares = client.share_secrets(
+                    self.states[name], plan
                 )
                 self.server.add_shares(name, shares)
 
@@ -68,16 +67,17 @@ class Execution:
                 rng = np.random.default_rng([int(name), 1])
                 weight = self.weights[name] / largest
                 self.encoded[name] = QUANTIZER.encode(self.updates[name], weight, rng)
-                self.secrets[name], self.masked[name] = client.mask(
-                    self.secrets[name], request, self.encoded[name]
+                self.states[name], self.masked[name] = client.mask(
+                    self.states[name], request, self.encoded[name]
                 )
-                self.server.add_masked(name, self.masked[name])
 
     def reveal(self) -> None:
-        self.unmask_requests = self.server.unmask_requests()
+        self.unmask_requests = self.server.unmask_requests(self.masked)
         for name, request in self.unmask_requests.items():
             if self._replies("unmask", name):
-                self.revealed[name] = client.unmask(self.secrets[name], request)
+                self.final_states[name], self.revealed[name] = client.unmask(
+                    self.states[name], request
+                )
                 self.server.add_revealed(name, self.revealed[name])
 
     def total(self) -> Words:
@@ -85,7 +85,8 @@ class Execution:
         self.exchange_shares()
         self.send_masked()
         self.reveal()
-        return self.server.total()
+        masked = list(self.masked.values())
+        return self.server.unmasked(np.sum(masked, 0, np.uint32))
 
 
 def updates_of(count: int, size: int = 50) -> dict[str, NDArray[np.float32]]:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from knnper.privacy_settings import PairwiseSettings, SecAggPlusSettings
 from knnper.secure import client
+from knnper.secure.client import ClientState
 from knnper.secure.messages import (
     KeysRequest,
     MaskRequest,
@@ -18,11 +20,15 @@ from knnper.secure.messages import (
 )
 from knnper.secure.primitives import combine_shares, split_secret
 from knnper.secure.quantization import Quantizer
-from knnper.secure.server import Graph, TooFewClientsError, pairwise_plans
+from knnper.secure.server import (
+    SecureSum,
+    TooFewClientsError,
+    random_groups,
+    shares_needed,
+)
 from tests.secure.protocol import (
     EXECUTION,
     QUANTIZER,
-    SETTINGS,
     STAGES,
     Execution,
     updates_of,
@@ -30,7 +36,7 @@ from tests.secure.protocol import (
 )
 
 NUM_CLIENTS = (3, 4, 10, 100)
-SPARSE = Graph(neighbors=10, threshold=0.55)
+SPARSE = SecAggPlusSettings(neighbors=10, threshold=0.55)
 
 
 def _require_sum(execution: Execution) -> None:
@@ -100,11 +106,11 @@ def test_three_clients_tolerate_no_drop_out_after_the_shares() -> None:
 
 def test_graph_is_symmetric_and_has_k_neighbors() -> None:
     numbers = [str(number) for number in range(1, 101)]
-    groups = Graph(20, 0.6).groups(numbers, np.random.default_rng(3))
+    groups = random_groups(numbers, 20, np.random.default_rng(3))
     for number, group in groups.items():
         assert len(set(group)) == 21
         assert all(number in groups[peer] for peer in group)
-    small = Graph(20, 0.6).groups(numbers[:21], np.random.default_rng(3))
+    small = random_groups(numbers[:21], 20, np.random.default_rng(3))
     assert all(set(group) == set(numbers[:21]) for group in small.values())
 
 
@@ -115,11 +121,11 @@ def test_graph_is_symmetric_and_has_k_neighbors() -> None:
 def test_threshold_is_more_than_half(
     size: int, threshold: float, expected: int
 ) -> None:
-    assert Graph(32, threshold).shares_needed(size) == expected
+    assert shares_needed(size, threshold) == expected
 
 
 def test_shares_below_the_threshold_do_not_give_the_secret() -> None:
-    secret = bytes(range(16))
+    secret = bytes(range(16)).hex()
     shares = split_secret(secret, 3, ["1", "2", "3", "4"])
     by_place = {int(holder): share for holder, share in shares.items()}
     assert combine_shares({place: by_place[place] for place in (1, 3, 4)}) == secret
@@ -141,7 +147,7 @@ def test_quantized_values_by_hand() -> None:
 
 def test_sum_beyond_all_summands_is_refused() -> None:
     random = np.random.default_rng(1).integers(0, 2**32, 100, dtype=np.uint32)
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(SecureAggregationError, match="damaged"):
         QUANTIZER.decode(random, 3.0)
 
 
@@ -198,11 +204,11 @@ def _wrong_plans(plan: RoundPlan) -> dict[str, RoundPlan]:
 def test_client_refuses_wrong_plans() -> None:
     execution = _begun("shares")
     plan = execution.server.plans()["000"]
-    secrets = execution.secrets["000"]
-    client.share_secrets(secrets, plan)
+    state = execution.states["000"]
+    client.share_secrets(state, plan)
     for change, wrong in _wrong_plans(plan).items():
         with _refused(change):
-            client.share_secrets(secrets, wrong)
+            client.share_secrets(state, wrong)
 
 
 def test_weight_is_that_of_the_plan_and_no_more_than_the_examples() -> None:
@@ -218,7 +224,7 @@ def test_weight_is_that_of_the_plan_and_no_more_than_the_examples() -> None:
 def test_client_refuses_wrong_mask_requests() -> None:
     execution = _begun("masked")
     request = execution.server.mask_requests()["000"]
-    secrets = execution.secrets["000"]
+    state = execution.states["000"]
     values = np.zeros(5, np.uint32)
     sealed = request.sealed
     wrong_requests = {
@@ -234,46 +240,56 @@ def test_client_refuses_wrong_mask_requests() -> None:
             request.execution, {**sealed, "2": _with_another_end(sealed["2"])}
         ),
     }
-    masked_secrets, _ = client.mask(secrets, request, values)
+    masked_state, _ = client.mask(state, request, values)
     for change, wrong in wrong_requests.items():
         with _refused(change):
-            client.mask(secrets, wrong, values)
+            client.mask(state, wrong, values)
     with pytest.raises(SecureAggregationError, match="stage"):
-        client.mask(masked_secrets, request, values)
+        client.mask(masked_state, request, values)
 
 
 def test_client_refuses_wrong_unmask_requests() -> None:
     execution = _begun("unmask")
-    request = execution.server.unmask_requests()["000"]
-    secrets = execution.secrets["000"]
+    request = execution.server.unmask_requests(execution.masked)["000"]
+    state = execution.states["000"]
     replace = dataclasses.replace
     everyone = request.survivors
     wrong_requests = {
         "another execution": replace(request, execution="execution-2"),
-        "both shares of a client": replace(request, dropped=("2",)),
-        "itself as dropped": replace(
-            request, survivors=everyone[1:], dropped=(everyone[0],)
-        ),
-        "too few survivors": replace(
-            request, survivors=everyone[:2], dropped=everyone[2:]
-        ),
-        "a client left out": replace(request, survivors=everyone[:-1]),
-        "a stranger": replace(request, dropped=("9",)),
+        "itself as dropped": replace(request, survivors=everyone[1:]),
+        "too few survivors": replace(request, survivors=everyone[:2]),
+        "a stranger": replace(request, survivors=(*everyone, "9")),
     }
     for change, wrong in wrong_requests.items():
         with _refused(change):
-            client.unmask(secrets, wrong)
-    revealed = client.unmask(secrets, request)
-    assert revealed.self_masks.keys() == set(everyone)
-    assert not revealed.masking_keys
+            client.unmask(state, wrong)
+    final_state, revealed = client.unmask(state, request)
+    assert final_state == ClientState(final_state.sums)
+    with pytest.raises(SecureAggregationError, match="stage"):
+        client.unmask(final_state, request)
+    of_masks = {number: share[:32] for number, share in state.held.items()}
+    assert revealed == of_masks
+
+
+def test_client_reveals_one_kind_of_share_of_each_client() -> None:
+    execution = _begun("unmask")
+    request = execution.server.unmask_requests(execution.masked)["000"]
+    state = execution.states["000"]
+    fewer = dataclasses.replace(request, survivors=request.survivors[:3])
+    _, revealed = client.unmask(state, fewer)
+    held = state.held
+    assert revealed == {
+        **{number: held[number][:32] for number in ("1", "2", "3")},
+        **{number: held[number][32:] for number in ("4", "5")},
+    }
 
 
 def test_unmask_before_masking_is_refused() -> None:
     execution = _begun("masked")
     with pytest.raises(SecureAggregationError, match="stage"):
         client.unmask(
-            execution.secrets["000"],
-            UnmaskRequest(EXECUTION, ("1", "2", "3", "4", "5"), ()),
+            execution.states["000"],
+            UnmaskRequest(EXECUTION, ("1", "2", "3", "4", "5")),
         )
 
 
@@ -284,8 +300,8 @@ def test_neighbors_with_different_scales_give_no_sum() -> None:
     plans = execution.server.plans()
     plans["000"] = dataclasses.replace(plans["000"], largest_weight=100)
     for name, plan in plans.items():
-        secrets, shares = client.share_secrets(execution.secrets[name], plan)
-        execution.secrets[name] = secrets
+        state, shares = client.share_secrets(execution.states[name], plan)
+        execution.states[name] = state
         execution.server.add_shares(name, shares)
     with pytest.raises(SecureAggregationError, match="did not seal"):
         execution.send_masked()
@@ -298,43 +314,44 @@ def test_server_refuses_a_changed_masking_key() -> None:
     execution.send_masked()
     execution.reveal()
     revealed = execution.revealed["000"]
-    share = revealed.masking_keys["5"]
-    changed = f"{int(share, 16) ^ 1:032x}"
-    execution.server.add_revealed(
-        "000", dataclasses.replace(revealed, masking_keys={"5": changed})
-    )
+    changed = f"{int(revealed['5'], 16) ^ 1:032x}"
+    execution.server.add_revealed("000", {**revealed, "5": changed})
     with pytest.raises(SecureAggregationError, match="do not give its key"):
-        execution.server.total()
+        execution.server.unmasked(np.zeros(50, np.uint32))
 
 
 def test_server_ignores_a_client_that_reveals_other_shares() -> None:
     execution = _begun("unmask")
     execution.reveal()
     revealed = execution.revealed["000"]
-    rest = dict(list(revealed.self_masks.items())[1:])
-    for wrong in (rest, {**rest, "1": "00"}, {**rest, "1": "x"}):
+    rest = dict(list(revealed.items())[1:])
+    for wrong in (rest, {**rest, "1": "00"}, {**rest, "1": "x" * 32}):
         with pytest.raises(SecureAggregationError):
-            execution.server.add_revealed(
-                "000", dataclasses.replace(revealed, self_masks=wrong)
-            )
+            execution.server.add_revealed("000", wrong)
 
 
 def test_pairwise_masks_cancel_in_each_round_of_one_key_agreement() -> None:
-    secrets, keys = {}, {}
+    settings = PairwiseSettings()
+    states, keys = {}, {}
     for name in ("a", "b", "c", "d"):
-        request = KeysRequest("keys")
-        secrets[name], keys[name] = client.make_keys(request, SETTINGS)
+        states[name], keys[name] = client.make_keys(
+            ClientState(), KeysRequest("keys"), repr(settings)
+        )
     weights = dict.fromkeys(keys, 3)
     values = np.arange(40, dtype=np.uint32)
     seen = []
     for attempt in (1, 2, 3):
-        plans = pairwise_plans(keys, weights, 1, "keys", attempt)
+        rng = np.random.default_rng(0)
+        execution = SecureSum(weights, settings, 1, "keys", rng, attempt)
+        for name in keys:
+            execution.add_keys(name, keys[name])
+        plans = execution.plans()
         total = np.zeros(40, np.uint32)
         for name, plan in plans.items():
-            before = secrets[name]
-            secrets[name], masked = client.mask_pairwise(before, plan, values)
+            before = states[name]
+            states[name], masked = client.mask_pairwise(before, plan, values)
             with pytest.raises(SecureAggregationError, match="attempt"):
-                client.mask_pairwise(secrets[name], plan, values)
+                client.mask_pairwise(states[name], plan, values)
             seen.append(masked.tobytes())
             total += masked
         np.testing.assert_array_equal(total, len(plans) * values)
@@ -344,12 +361,19 @@ def test_pairwise_masks_cancel_in_each_round_of_one_key_agreement() -> None:
 
 
 def test_another_set_of_as_many_clients_is_noticed() -> None:
-    def sum_of(*names: str) -> tuple[int, str]:
+    def executed(*names: str) -> Execution:
         updates = {name: updates_of(5)["000"] for name in names}
         execution = Execution(updates, weights_of(updates))
         execution.total()
-        secrets, request = execution.secrets["000"], execution.unmask_requests["000"]
-        return client.clients_of_sum(secrets, request)
+        return execution
 
-    assert sum_of("000", "001", "002") == sum_of("000", "001", "002")
-    assert sum_of("000", "001", "002") != sum_of("000", "001", "003")
+    sums = executed("000", "001", "002").final_states["000"].sums
+    for names in (("000", "001", "002"), ("000", "001", "003")):
+        again = executed(*names)
+        state = dataclasses.replace(again.states["000"], sums=sums)
+        request = again.unmask_requests["000"]
+        if names[2] == "002":
+            assert client.unmask(state, request)[0].sums == sums
+        else:
+            with pytest.raises(SecureAggregationError, match="summed before"):
+                client.unmask(state, request)

@@ -9,7 +9,7 @@ from scipy import stats
 from knnper.secure import client
 from knnper.secure.primitives import combine_shares, self_mask
 from knnper.secure.quantization import Words
-from knnper.secure.server import Graph
+from knnper.secure.server import shares_needed
 from tests.secure.protocol import Execution, updates_of, weights_of
 
 SIZE = 20_000
@@ -57,40 +57,40 @@ def test_masked_update_stays_uniform_without_the_masks_that_the_server_learns() 
     for name in sorted(execution.unmask_requests):
         number = str(int(name) + 1)
         shares = {
-            int(holder) + 1: bytes.fromhex(revealed.self_masks[number])
+            int(holder) + 1: revealed[number]
             for holder, revealed in execution.revealed.items()
         }
         needed = dict(itertools.islice(shares.items(), 3))
         secret = combine_shares(needed)
-        assert secret.hex() == execution.secrets[name].self_mask
+        assert secret == execution.states[name].self_mask
         rest = execution.masked[name] - self_mask(secret, SIZE)
-        for stream, is_left_over in execution.server._pair_masks("5", SIZE):
-            candidate = rest - stream if is_left_over else rest + stream
-            _require_uniform(candidate)
-
-
-def test_server_gets_fewer_shares_of_a_survivors_pair_masks_than_it_needs() -> None:
-    execution = _executed(dropped="004")
-    for name in sorted(execution.unmask_requests):
-        number = str(int(name) + 1)
-        assert not any(
-            number in revealed.masking_keys for revealed in execution.revealed.values()
+        dropped, candidate = execution.states["004"], rest.copy()
+        assert dropped.plan is not None
+        client.add_pair_masks(
+            candidate, dropped.masking, dropped.settings, dropped.plan, [number]
         )
-    # Nor does it get a share of the dropped client's self-mask secret: the late update
-    # of this client may still arrive.
-    assert not any(
-        "5" in revealed.self_masks for revealed in execution.revealed.values()
-    )
+        _require_uniform(candidate)
+
+
+def test_server_gets_one_kind_of_share_of_each_client() -> None:
+    # Not of the dropped client's self-mask secret either: its late update may arrive.
+    execution = _executed(dropped="004")
+    for holder, revealed in execution.revealed.items():
+        held = execution.states[holder].held
+        for number, share in revealed.items():
+            is_dropped = number == "5"
+            assert share == (held[number][32:] if is_dropped else held[number][:32])
 
 
 def test_both_secrets_of_a_client_would_unmask_its_update() -> None:
     """The attack that the client's refusals prevent succeeds without them."""
     execution = _executed()
-    victim = execution.secrets["000"]
+    victim = execution.states["000"]
     assert victim.plan is not None
-    rest = execution.masked["000"] - self_mask(bytes.fromhex(victim.self_mask), SIZE)
+    rest = execution.masked["000"] - self_mask(victim.self_mask, SIZE)
     plain = rest.copy()
-    client._add_pair_masks(plain, victim, victim.plan, ["2", "3", "4", "5"])
+    others = ["2", "3", "4", "5"]
+    client.add_pair_masks(plain, victim.masking, victim.settings, victim.plan, others)
     np.testing.assert_array_equal(2 * rest - plain, execution.encoded["000"])
 
 
@@ -98,7 +98,7 @@ def test_shares_from_both_sides_do_not_reach_the_threshold() -> None:
     # The server lists the victim as dropped to some holders, and as a survivor to the
     # rest: at most one of the two kinds of share is enough for a secret.
     for size in range(3, 40):
-        threshold = Graph(size, 0.1).shares_needed(size)
+        threshold = shares_needed(size, 0.1)
         for num_dropped in range(size + 1):
             kinds = (num_dropped, size - num_dropped)
             assert sum(count >= threshold for count in kinds) <= 1

@@ -101,7 +101,7 @@ def test_differences_follow_the_order_of_the_paths() -> None:
     assert differences(method, payload, update).tolist() == [0.5, -2.0]
     moved = synthetic_update(method, payload, update, torch.tensor([1.0, 1.0]))
     assert moved.weights.tolist() == [2.0, -1.0]
-    with pytest.raises(RuntimeError, match="split_sizes to sum exactly to 3"):
+    with pytest.raises(RuntimeError, match=r"\[2\].* size 3"):
         synthetic_update(method, payload, update, torch.zeros(3))
 
 
