@@ -40,8 +40,9 @@ class ExplodedError(RunError):
         self.last_good = last_good
         super().__init__(
             f"{self.summary}. The last good round is {last_good}. Lower "
-            "training.learning_rate in a run of its own, or look for a client that "
-            "spoils it; run.exploding_rounds is after how many such rounds a run ends, "
+            "training.learning_rate in a run of its own, or, if noise protects the "
+            "updates, the clip norm or the noise multiplier; or look for a client that "
+            "spoils it. run.exploding_rounds is after how many such rounds a run ends, "
             "and 0 for never"
         )
 

@@ -14,6 +14,7 @@ from knnper.experiment import is_timed_by_clients
 from knnper.experiment_file import results_identity, to_document
 from knnper.own import explained
 from knnper.predictions import RunPredictions
+from knnper.process import import_extra
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution
 from knnper.server.distribution_log import Reported, ShownResults
@@ -80,6 +81,9 @@ class Conductor:
         if experiment.privacy is not None:
             training = PrivateTraining(self.assembly, len(roster.trainable()))
             conditions["privacy"] = training.as_document()
+        if experiment.training.example_privacy is not None:
+            # The accounting follows the training, which would be lost without it.
+            import_extra("dp_accounting", "privacy", "training.example_privacy")
         self.folder.write_manifest(experiment, roster.split, command, conditions)
         most = self.assembly.experiment.run.keep_checkpoints
         checkpoints = CheckpointFolder(self.folder.checkpoints, identity, most)

@@ -250,7 +250,7 @@ class UpdateChecks:
             return (
                 f"the update moved by a norm of {moved:.3g}, more than {most:.3g}, "
                 "run.max_update_norm_ratio times that of what was sent: "
-                f"{DIVERGED}, or the client sends nonsense"
+                f"{DIVERGED}, the client adds much noise, or it sends nonsense"
             )
         self._shapes.update(shapes)
         # Data that has grown since the run began counts in the next run: no client can

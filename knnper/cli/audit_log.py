@@ -1,6 +1,7 @@
 """``knnper fed audit`` and ``knnper site audit``: verify and show audit logs."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ ExpectHead = Annotated[
 Last = Annotated[
     int, typer.Option(min=0, metavar="N", help="How many of the last entries to show.")
 ]
+_HEAD = re.compile("[0-9a-f]{64}")
 _CHAINED = ("number", "time", "event", "previous", "hash")
 
 
@@ -61,7 +63,13 @@ def audit_server(
 
 
 def _show(log: "AuditLog", expect_head: str, last: int, *, as_json: bool) -> None:
-    verified = log.verify(expect_head.strip().lower(), last)
+    head = expect_head.strip().lower()
+    if head and not _HEAD.fullmatch(head):
+        raise typer.BadParameter(
+            f"--expect-head: found {head!r}, expected the 64 hexadecimal digits of a "
+            "head, as this command prints it"
+        )
+    verified = log.verify(head, last)
     if as_json:
         print_json(
             {

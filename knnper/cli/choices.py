@@ -48,6 +48,7 @@ class Choosable(StrEnum):
     POLICIES = "policies"
     METRICS = "metrics"
     EXPERIMENTS = "experiments"
+    SECTIONS = "sections"
 
 
 # Section of an experiment that chooses an entry and holds its settings.
@@ -230,6 +231,22 @@ def _metrics() -> Iterator[CatalogueEntry]:
         yield CatalogueEntry(name, metric.title, summary, about)
 
 
+def _sections() -> Iterator[CatalogueEntry]:
+    from knnper.client.settings import ClientSettings
+    from knnper.experiment import RunSettings, TrainingSettings
+    from knnper.privacy_settings import PrivacySettings
+
+    types: Mapping[str, type] = {
+        "training": TrainingSettings,
+        "privacy": PrivacySettings,
+        "run": RunSettings,
+        "client.yaml": ClientSettings,
+    }
+    for name, settings_type in types.items():
+        summary, _, about = _paragraphs_of(settings_type).partition("\n\n")
+        yield CatalogueEntry(name, "", summary, about, settings_type=settings_type)
+
+
 def _experiments() -> Iterator[CatalogueEntry]:
     from knnper.yaml_text import parse_yaml
 
@@ -253,6 +270,7 @@ _FINDERS = {
     Choosable.POLICIES: _policies,
     Choosable.METRICS: _metrics,
     Choosable.EXPERIMENTS: _experiments,
+    Choosable.SECTIONS: _sections,
 }
 
 
@@ -346,22 +364,22 @@ def _show(part: Choosable, name: str, as_json: bool) -> None:
         width = max(map(len, entry.facts))
         for fact, value in entry.facts.items():
             tell_wrapped(value, f"{fact:{width}}{_GAP}")
-    tell()
     _print_settings(kind, entry.name, settings)
 
 
 def _print_settings(
     kind: Choosable, name: str, settings: "Sequence[tuple[str, SettingDoc]]"
 ) -> None:
-    section = _SECTIONS[kind]
     if kind in _BY_NAME_ALONE:
-        tell(f"An experiment chooses it by its name in {section}.")
+        tell(f"\nAn experiment chooses it by its name in {_SECTIONS[kind]}.")
         return
-    tell(f"An experiment chooses it by {section}: {{name: {name}}}")
-    if not settings:
-        tell("There is nothing to set.")
-        return
-    tell("Settings beside the name:")
+    if kind is not Choosable.SECTIONS:
+        tell()
+        tell(f"An experiment chooses it by {_SECTIONS[kind]}: {{name: {name}}}")
+        if not settings:
+            tell("There is nothing to set.")
+            return
+        tell("Settings beside the name:")
     for key, setting in settings:
         default = (
             "required" if setting.default is None else f"default {setting.default}"

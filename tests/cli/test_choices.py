@@ -71,6 +71,15 @@ def test_settings_have_type_range_default_and_meaning() -> None:
     assert "There is nothing to set" in listed("methods", "fedavg").stdout
 
 
+def test_sections_have_the_keys_of_nested_settings() -> None:
+    text = " ".join(listed("sections", "privacy").stdout.split())
+    assert "clip_norm: number > 0; required" in text
+    assert "adaptive.quantile: number ≥ 0, ≤ 1; default 0.5" in text
+    text = listed("sections", "client.yaml").stdout
+    assert "service.privacy.threshold: number > 0, ≤ 1; required" in text
+    assert "An experiment chooses it" not in text
+
+
 def test_partition_is_not_described_by_its_catalogue() -> None:
     text = listed("partitions", "dirichlet").stdout
     assert "spread over the clients by a Dirichlet draw" in text
