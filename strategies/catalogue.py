@@ -166,8 +166,8 @@ def catalogue_of(
             *of_input,
             *method_of(chosen).check(chosen.settings, experiment),
             *_training_problems(experiment),
-            *privacy_problems(experiment, method_of(chosen)),
-            *_secure_problems(experiment),
+            *privacy_problems(experiment),
+            *_sum_problems(experiment),
             *_personalization_problems(experiment),
             *personalizer_of(on_top).check(on_top.settings, experiment),
         )
@@ -224,7 +224,6 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
             if reason and chosen != expected:
                 message = f"found {chosen} with {kind.title}, expected {expected}: "
                 yield Problem(f"training.{name}.name", message + reason)
-    for kind in kinds:
         if training.example_privacy is not None and not kind.sends_gradients_only:
             message = (
                 f"found it with {kind.title}, expected a method whose updates come "
@@ -240,31 +239,33 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
         yield Problem("training.example_privacy", message)
 
 
-def _secure_problems(experiment: Experiment) -> Iterable[Problem]:
-    """Yield what secure aggregation cannot be combined with."""
+def _sum_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield conflicts of a run in which only sums of updates matter."""
     training, method = experiment.training, method_of(experiment.method)
-    if training.secure_aggregation is None:
-        return
-    if not method.takes_mean:
+    sections = {
+        "privacy": experiment.privacy,
+        "secure aggregation": training.secure_aggregation,
+    }
+    names = [name for name, section in sections.items() if section is not None]
+    if names and not method.takes_mean:
         yield Problem(
-            "training.secure_aggregation",
-            f"found {method.title}, which needs the single update of each client at "
-            "the server; expected null, or a method that needs only the mean of all "
-            "updates, such as fedavg or knn_per",
+            "method.name",
+            f"found {method.title} with {' and '.join(names)}, expected a method whose "
+            "server needs only the mean of all updates, such as fedavg or knn_per",
         )
-    if training.compression is not None:
+    if names and training.timing != SynchronousTiming():
+        yield Problem(
+            "training.timing",
+            f"found buffered steps, over-selection or a deadline with "
+            f"{' and '.join(names)}, expected none of them: the clients of a sum must "
+            "be fixed before they train; leave out training.timing",
+        )
+    if training.secure_aggregation is not None and training.compression is not None:
         yield Problem(
             "training.compression",
             f"found {training.compression.name} with secure aggregation, which adds up "
             "encoded numbers of one fixed size; set it to null, or lower "
             "training.secure_aggregation.bits",
-        )
-    if training.timing != SynchronousTiming():
-        yield Problem(
-            "training.timing",
-            "found a round that does not wait for its clients, expected synchronous "
-            "without over_selection and deadline_s: the clients of a masked sum are "
-            "fixed before they train",
         )
 
 

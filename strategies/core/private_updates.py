@@ -19,11 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
-    Experiment,
-    SynchronousTiming,
-    UniformSelection,
-)
+from knnper.experiment import Experiment, UniformSelection
 from knnper.privacy_settings import PrivacySettings
 from knnper.seeding import RandomKey
 from knnper.settings import shown
@@ -108,24 +104,16 @@ def private_updates(task: Task, method: Method, privacy: PrivacySettings) -> Met
     return PrivateUpdates(task, method, privacy)
 
 
-def privacy_problems(experiment: Experiment, method: type[Method]) -> Iterator[Problem]:
+def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
     """Yield conflicts of the section ``privacy`` with itself and with the others."""
     privacy, training = experiment.privacy, experiment.training
     if privacy is None:
         return
-    if not method.takes_mean:
+    if training.devices is not None:
         yield Problem(
-            "method.name",
-            f"found {experiment.method.name} with privacy, expected a method whose "
-            "server takes a mean of the updates, such as fedavg: the noise hides one "
-            "client in a sum, and this method does not only sum",
-        )
-    if training.timing != SynchronousTiming() or training.devices is not None:
-        yield Problem(
-            "training.timing",
-            "found virtual time, buffered steps, over-selection or a deadline with "
-            "privacy, expected none of them: who counts must not depend on how fast a "
-            "client is; leave out training.devices and training.timing",
+            "training.devices",
+            "found virtual time with privacy, expected null: who counts must not "
+            "depend on how fast a client is",
         )
     if training.selection != UniformSelection():
         yield Problem(

@@ -550,6 +550,11 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
     )
     assert set(problems) == {"method.name", "training.timing", "privacy"}
     problems = problems_of(
+        training={"devices": {}},
+        privacy={"clip_norm": 1.0, "noise_multiplier": 1},
+    )
+    assert set(problems) == {"training.devices"}
+    problems = problems_of(
         training={"selection": {"name": "utility"}},
         privacy={"clip_norm": 1.0, "noise_at": "clients", "adaptive": {}, "epsilon": 1},
     )
