@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -121,7 +122,9 @@ def _say(line: str) -> None:
 
 def round_figures(record: Mapping[str, float | int]) -> str:
     """Return the figures of one round as a phrase."""
-    phrases = [f"train loss {record['train_loss']:.3f}"]
+    # Sites may withhold it, and training with example privacy does.
+    loss = record["train_loss"]
+    phrases = ["no train loss" if math.isnan(loss) else f"train loss {loss:.3f}"]
     if "validation_accuracy" in record:
         phrases.append(f"validation {100 * record['validation_accuracy']:.1f} %")
     if "validation_accuracy_personal" in record:
@@ -131,7 +134,8 @@ def round_figures(record: Mapping[str, float | int]) -> str:
     if record["num_failed"]:
         phrases.append(f"{record['num_failed']} failed")
     if "epsilon" in record:
-        phrases.append(f"epsilon {record['epsilon']:.3g}")
+        at_delta = f"at delta {record['delta']:.2g}"
+        phrases.append(f"epsilon {record['epsilon']:.3g} {at_delta}")
     phrases.append(f"{record['seconds']:.1f} s")
     if "virtual_seconds" in record:
         phrases.append(f"{record['virtual_seconds'] / 3600:.2f} virtual hours")

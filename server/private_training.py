@@ -226,6 +226,7 @@ class PrivateTraining:
         if self.settings.is_private:
             num_releases = self._num_before(server_round + 1)
             figures["epsilon"] = self.epsilon_after(num_releases)
+            figures["delta"] = self.delta
             figures["num_releases"] = num_releases
         if self.settings.adaptive is not None:
             figures["clip_norm"] = clip_norm

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import Schedule, participation_of, schedule_of
 from knnper.strategies.catalogue import own_title
 from knnper.strategies.core.assembly import Assembly
+
+_LARGE_DELTA = 1e-3  # the probability that differential privacy allows to fail
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -81,6 +86,12 @@ class Conductor:
         if experiment.privacy is not None:
             training = PrivateTraining(self.assembly, len(roster.trainable()))
             conditions["privacy"] = training.as_document()
+            if training.settings.is_private and training.delta > _LARGE_DELTA:
+                log.warning(
+                    "delta is %.2g, so that epsilon says little; set privacy.delta, "
+                    "such as 1e-5",
+                    training.delta,
+                )
         if experiment.training.example_privacy is not None:
             # The accounting follows the training, which would be lost without it.
             import_extra("dp_accounting", "privacy", "training.example_privacy")

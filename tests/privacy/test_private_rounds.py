@@ -508,6 +508,20 @@ def test_zero_noise_is_the_plain_run_bit_for_bit(tmp_path: Path, method: str) ->
     assert short["training"]["state_sha256"] != digest
 
 
+@pytest.mark.parametrize(("delta", "num_warnings"), [(None, 1), (1e-5, 0)])
+def test_large_delta_is_warned_of(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    delta: float | None,
+    num_warnings: int,
+) -> None:
+    """Of 8 clients the default is 8^-1.1 = 0.10."""
+    privacy = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": delta}
+    run(tmp_path, privacy=privacy)
+    warnings = [text for text in caplog.messages if "set privacy.delta" in text]
+    assert len(warnings) == num_warnings
+
+
 def test_results_and_manifest_state_the_privacy(tmp_path: Path) -> None:
     results = run(
         tmp_path / "run",
