@@ -43,7 +43,7 @@ from knnper.server.screening import (
     agreements,
     find_suspects,
 )
-from knnper.server.secure_rounds import SecureRounds
+from knnper.server.secure_rounds import PairwiseKeys, SecureRound
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
 from knnper.server.validation import validation_accuracies
@@ -134,10 +134,7 @@ class RoundLoop:
         # By round, the models after it with which clients train: the last, and some
         # before.
         self._models: dict[int, Checkpoint] = {}
-        secure = self.training.secure_aggregation
-        self._secure_rounds = (
-            None if secure is None else SecureRounds(secure, assembly, federation)
-        )
+        self._pairwise_keys = PairwiseKeys()
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
@@ -335,6 +332,7 @@ class RoundLoop:
         keep_rounds = self.checkpoints.rounds_for_clients()
         step = Step(Purpose.TRAIN, server_round, keep_rounds)
         state = self._models[server_round - 1].state
+        secure = self.training.secure_aggregation
         private = None
         if privacy is not None:
             payload = self._payload(UNSEEN_CLIENT, server_round - 1)
@@ -346,7 +344,7 @@ class RoundLoop:
                 raise self._failed(server_round, tally, num_spare)
 
         try:
-            if self._secure_rounds is None:
+            if secure is None:
                 if known is None:
                     replies = self.federation.exchange(step, requests)
                 else:
@@ -357,18 +355,22 @@ class RoundLoop:
             else:
                 of_each = weights if privacy is None else dict.fromkeys(weights, 1)
                 # The server may know a sum before the round ends.
-                updates = self._secure_rounds.updates(
+                updates = SecureRound(
+                    secure,
+                    self.assembly,
+                    self.federation,
+                    self._pairwise_keys,
                     step,
-                    list(requests),
+                    {request.client: request for request in requests},
                     of_each,
                     tally,
                     num_spare,
                     before_sum=lambda: None if private is None else private.note(),
-                )
+                ).updates()
             if private is not None and compares:
                 updates = private.alike(updates, min(weights.values()))
             elif private is not None:
-                masked = None if self._secure_rounds is None else tally.used
+                masked = None if secure is None else tally.used
                 updates = private.noisy_mean(updates, require_enough, masked)
             new_state = self._aggregate(state, updates, server_round, tally)
         except TooFewClientsError as error:

@@ -3,8 +3,8 @@
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,160 +42,143 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Round:
-    """One round: its requests, and the state of the replies."""
+class PairwiseKeys:
+    """The key agreement of pairwise masks, which serves all rounds of a process."""
 
+    execution: str = field(default_factory=lambda: secrets.token_hex(8))
+    by_client: dict[str, PublicKeys] = field(default_factory=dict)
+    num_sums: int = 0  # with these keys
+
+
+@dataclass
+class SecureRound:
+    """A round with secure aggregation.
+
+    Attributes
+    ----------
+    keys
+        Of this process, with pairwise masks.
+    requests
+        Of the training, by client.
+    weights
+        Training examples of each client in the mean.
+    num_spare
+        Clients that may fail.
+    before_sum
+        Called before clients reveal a sum.
+    """
+
+    settings: SecAggPlusSettings | PairwiseSettings
+    assembly: Assembly
+    federation: Federation
+    keys: PairwiseKeys
     step: Step
-    requests: Mapping[str, Request]  # of the training, by client
+    requests: Mapping[str, Request]
     weights: Mapping[str, int]
     tally: Tally
-    fewest: float  # clients in the sum
+    num_spare: float
     before_sum: Callable[[], None]
-    sample: Any = None  # the first valid update, filled with zeros
+    _sample: Any = None  # the first valid update, filled with zeros
 
-
-class SecureRounds:
-    """Makes the rounds of a run with secure aggregation."""
-
-    def __init__(
-        self,
-        settings: SecAggPlusSettings | PairwiseSettings,
-        assembly: Assembly,
-        federation: Federation,
-    ) -> None:
-        self._settings = settings
-        self._method = assembly.method
-        self._key, self._federation = assembly.key, federation
-        self._quantizer = Quantizer(settings.clip_range, settings.bits)
-        # With pairwise masks, one key agreement serves all rounds of this process.
-        self._execution = secrets.token_hex(8)
-        self._keys: dict[str, PublicKeys] = {}
-        self._num_attempts = 0
-
-    def updates(
-        self,
-        step: Step,
-        requests: Sequence[Request],
-        weights: Mapping[str, int],
-        tally: Tally,
-        num_spare: float,
-        before_sum: Callable[[], None] = lambda: None,
-    ) -> Iterator[tuple[str, Any]]:
-        """Make a round; yield the one update that stands for the clients in its sum.
-
-        Parameters
-        ----------
-        requests
-            Of the training, each to one client.
-        weights
-            Training examples of each client in the mean.
-        num_spare
-            Clients that may fail.
-        before_sum
-            Called before clients reveal a sum.
+    def updates(self) -> Iterator[tuple[str, Any]]:
+        """Make the round; yield the one update that stands for the clients in its sum.
 
         Raises
         ------
         TooFewClientsError
             Too many clients failed, and nothing was learned of any update.
         """
-        if not FEWEST_CLIENTS <= len(requests) <= self._quantizer.most_summands:
+        settings, count = self.settings, len(self.requests)
+        quantizer = Quantizer(settings.clip_range, settings.bits)
+        if not FEWEST_CLIENTS <= count <= quantizer.most_summands:
             raise RunError(
-                f"found {len(requests)} clients in a round, expected "
-                f"{FEWEST_CLIENTS} to {self._quantizer.most_summands}, the most with "
-                f"{self._settings.bits} bits; change training.participation or "
-                "training.secure_aggregation.bits"
+                f"found {count} clients in a round, expected {FEWEST_CLIENTS} to "
+                f"{quantizer.most_summands}, the most with {settings.bits} bits; "
+                "change training.participation or training.secure_aggregation.bits"
             )
-        current = _Round(
-            step,
-            {request.client: request for request in requests},
-            weights,
-            tally,
-            max(FEWEST_CLIENTS, len(requests) - num_spare),
-            before_sum,
-        )
-        if isinstance(self._settings, SecAggPlusSettings):
-            total = self._sum_with_shares(current)
+        if isinstance(settings, SecAggPlusSettings):
+            total = self._sum_with_shares()
         else:
-            total = self._sum_of_pairs(current)
-        largest = max(weights.values())
-        weight_sum = sum(weights[client] / largest for client in tally.used)
-        decoded = self._quantizer.decode(total, weight_sum)
+            total = self._sum_of_pairs()
+        largest = max(self.weights.values())
+        weight_sum = sum(self.weights[client] / largest for client in self.tally.used)
+        decoded = quantizer.decode(total, weight_sum)
         mean = torch.from_numpy((decoded / weight_sum).astype(np.float32))
-        payload = requests[0].payload
-        yield "", synthetic_update(self._method, payload, current.sample, mean)
+        first = next(iter(self.requests.values()))
+        method = self.assembly.method
+        yield "", synthetic_update(method, first.payload, self._sample, mean)
 
-    def _new_sum(self, current: _Round, execution: str, attempt: int = 1) -> SecureSum:
-        server_round = current.step.server_round
+    @property
+    def _fewest(self) -> float:
+        """Clients that a sum must contain."""
+        return max(FEWEST_CLIENTS, len(self.requests) - self.num_spare)
+
+    def _new_sum(self, execution: str, attempt: int) -> SecureSum:
+        server_round = self.step.server_round
+        rng = self.assembly.key.child("secure_graph", server_round).numpy()
         return SecureSum(
-            current.weights,
-            self._settings,
-            server_round,
-            execution,
-            self._key.child("secure_graph", server_round).numpy(),
-            attempt,
+            execution, self.weights, self.settings, server_round, rng, attempt
         )
 
-    def _sum_with_shares(self, current: _Round) -> Words:
-        name = f"{current.step.server_round}-{secrets.token_hex(8)}"
-        execution = self._new_sum(current, name)
-        fail = current.tally.fail
+    def _sum_with_shares(self) -> Words:
+        name = f"{self.step.server_round}-{secrets.token_hex(8)}"
+        execution = self._new_sum(name, attempt=1)
+        fail = self.tally.fail
         # Stages 0 and 1: keys and shares.
-        to_all = dict.fromkeys(current.requests, KeysRequest(name))
-        self._ask(current.step, to_all, PublicKeys, execution.add_keys, fail)
-        self._ask(current.step, execution.plans(), dict, execution.add_shares, fail)
+        to_all = dict.fromkeys(self.requests, KeysRequest(name))
+        self._ask(to_all, PublicKeys, execution.add_keys, fail)
+        self._ask(execution.plans(), dict, execution.add_shares, fail)
         # Stage 2: the masked updates.
-        masked = self._masked_sum(current, execution.mask_requests())
-        require_enough(len(current.tally.used), current.fewest, "sent updates")
+        masked = self._masked_sum(execution.mask_requests())
+        require_enough(len(self.tally.used), self._fewest, "sent updates")
 
         # Stage 3: the update of a client that fails from now on is in the sum.
         def note(client: str, reason: str) -> None:
             log.warning("client %s did not help to unmask: %s", client, reason)
 
-        unmask = execution.unmask_requests(current.tally.used)
-        current.before_sum()
-        self._ask(current.step, unmask, dict, execution.add_revealed, note)
+        unmask = execution.unmask_requests(self.tally.used)
+        self.before_sum()
+        self._ask(unmask, dict, execution.add_revealed, note)
         return execution.unmasked(masked)
 
-    def _sum_of_pairs(self, current: _Round) -> Words:
-        new = [client for client in current.requests if client not in self._keys]
+    def _sum_of_pairs(self) -> Words:
+        keys = self.keys
+        new = [client for client in self.requests if client not in keys.by_client]
         self._ask(
-            current.step,
-            dict.fromkeys(new, KeysRequest(self._execution)),
+            dict.fromkeys(new, KeysRequest(keys.execution)),
             PublicKeys,
-            self._keys.__setitem__,
-            current.tally.fail,
+            keys.by_client.__setitem__,
+            self.tally.fail,
         )
-        clients = [client for client in current.requests if client in self._keys]
+        clients = [client for client in self.requests if client in keys.by_client]
         while True:
-            require_enough(len(clients), current.fewest, "are left")
-            self._num_attempts += 1
-            execution = self._new_sum(current, self._execution, self._num_attempts)
+            require_enough(len(clients), self._fewest, "are left")
+            keys.num_sums += 1
+            execution = self._new_sum(keys.execution, keys.num_sums)
             for client in clients:
-                execution.add_keys(client, self._keys[client])
+                execution.add_keys(client, keys.by_client[client])
             requests = {
-                client: MaskRequest(self._execution, plan=plan)
+                client: MaskRequest(keys.execution, plan=plan)
                 for client, plan in execution.plans().items()
             }
-            current.before_sum()
-            current.tally.used.clear()
-            current.tally.losses.clear()
-            total = self._masked_sum(current, requests)
-            missing = sorted({*clients} - {*current.tally.used})
+            self.before_sum()
+            self.tally.used.clear()
+            self.tally.losses.clear()
+            total = self._masked_sum(requests)
+            missing = sorted({*clients} - {*self.tally.used})
             if not missing:
                 return total
             for client in missing:  # it may have lost its keys
-                del self._keys[client]
-            clients = list(current.tally.used)
+                del keys.by_client[client]
+            clients = list(self.tally.used)
             log.warning(
                 "round %d: pairwise masks need all clients; it is repeated without %s",
-                current.step.server_round,
+                self.step.server_round,
                 ", ".join(missing),
             )
 
     def _ask(
         self,
-        step: Step,
         messages: Mapping[str, KeysRequest | RoundPlan | UnmaskRequest],
         reply_type: type[R],
         accept: Callable[[str, R], None],
@@ -206,8 +189,8 @@ class SecureRounds:
             Request((client,), SecureRequest(message))
             for client, message in messages.items()
         )
-        secure_step = Step(Purpose.SECURE, step.server_round, ())
-        for reply in self._federation.exchange(secure_step, requests):
+        secure_step = Step(Purpose.SECURE, self.step.server_round, ())
+        for reply in self.federation.exchange(secure_step, requests):
             message = None if reply.failure else reply.record.message
             if not isinstance(message, reply_type):
                 fail(reply.client, reply.failure or "found a reply of another stage")
@@ -217,25 +200,23 @@ class SecureRounds:
             except SecureAggregationError as error:
                 fail(reply.client, str(error))
 
-    def _masked_sum(
-        self, current: _Round, mask_requests: Mapping[str, MaskRequest]
-    ) -> Words:
+    def _masked_sum(self, mask_requests: Mapping[str, MaskRequest]) -> Words:
         """Let clients train; return the sum of the masked updates that are valid."""
-        tally, method = current.tally, self._method
+        tally, method = self.tally, self.assembly.method
         checks = UpdateChecks(
-            num_train=current.weights,
+            num_train=self.weights,
             update_type=method.update_type,
             update_problem=method.update_problem,
         )
         requests = []
-        for client, request in current.requests.items():
+        for client, request in self.requests.items():
             if client in mask_requests:
                 checks.note_sent(client, request.payload)
                 requests.append(replace(request, masking=mask_requests[client]))
             elif tally.titles.get(client, client) not in tally.failures:
                 tally.fail(client, "too few of its neighbours are left")
         total = np.zeros(0, np.uint32)
-        for reply in self._federation.exchange(current.step, requests):
+        for reply in self.federation.exchange(self.step, requests):
             masked = np.zeros(0, np.float32)
             if reply.failure is None:
                 # Masked numbers are random; the rest of an update can be checked.
@@ -246,7 +227,7 @@ class SecureRounds:
             if measured is None:
                 continue
             update = replace(measured.update, num_examples=1, train_loss=math.nan)
-            sample = current.sample = current.sample or update
+            sample = self._sample = self._sample or update
             if flatten(update).layout != flatten(sample).layout:
                 tally.fail(reply.client, "found an update unlike those of the others")
                 continue

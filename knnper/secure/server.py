@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -66,6 +67,7 @@ def require_enough(count: int, least: float, action: str) -> None:
         )
 
 
+@dataclass
 class SecureSum:
     """One sum; the stages in the order of the methods.
 
@@ -74,40 +76,34 @@ class SecureSum:
     `TooFewClientsError` if the sum can no longer be unmasked, before it asks for
     anything that would reveal a part.
 
-    Parameters
+    Attributes
     ----------
+    execution, attempt
+        See `RoundPlan`.
     weights
         By client, its training examples in the mean.
     settings
         The experiment's ``training.secure_aggregation``.
-    execution, attempt
-        See `RoundPlan`.
     rng
         Draws the graph.
     """
 
-    def __init__(
-        self,
-        weights: Mapping[str, int],
-        settings: SecAggPlusSettings | PairwiseSettings,
-        server_round: int,
-        execution: str,
-        rng: np.random.Generator,
-        attempt: int = 1,
-    ) -> None:
-        self.execution = execution
-        self._weights = weights
-        self._settings, self._rng = settings, rng
-        self._server_round, self._attempt = server_round, attempt
-        names = sorted(weights)
-        self._numbers = {name: str(place) for place, name in enumerate(names, 1)}
-        self._names = {number: name for name, number in self._numbers.items()}
-        self._keys: dict[str, PublicKeys] = {}
-        self._plans: dict[str, RoundPlan] = {}
-        self._sealed: dict[str, Shares] = {}  # by sender, then receiver
-        self._sharing: set[str] = set()  # clients with masks in the masked updates
-        self._survivors: set[str] = set()
-        self._revealed: dict[str, Shares] = {}
+    execution: str
+    weights: Mapping[str, int]
+    settings: SecAggPlusSettings | PairwiseSettings
+    server_round: int
+    rng: np.random.Generator
+    attempt: int = 1
+    _keys: dict[str, PublicKeys] = field(default_factory=dict)
+    _plans: dict[str, RoundPlan] = field(default_factory=dict)
+    _sealed: dict[str, Shares] = field(default_factory=dict)  # by sender
+    _sharing: set[str] = field(default_factory=set)  # with masks in the updates
+    _survivors: set[str] = field(default_factory=set)
+    _revealed: dict[str, Shares] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._names = {str(n): name for n, name in enumerate(sorted(self.weights), 1)}
+        self._numbers = {name: number for number, name in self._names.items()}
 
     def add_keys(self, client: str, keys: PublicKeys) -> None:
         """Stage 0: note a client's reply to `KeysRequest`."""
@@ -116,21 +112,21 @@ class SecureSum:
     def plans(self) -> dict[str, RoundPlan]:
         """Stage 1: by client, the round with the keys of its neighbours."""
         require_enough(len(self._keys), FEWEST_CLIENTS, "sent keys")
-        settings, neighbors, threshold = self._settings, len(self._keys), 0.0
+        settings, neighbors, threshold = self.settings, len(self._keys), 0.0
         if isinstance(settings, SecAggPlusSettings):
             neighbors, threshold = settings.neighbors, settings.threshold
         names = json.dumps(sorted(self._numbers)).encode()
-        for number, group in random_groups(self._keys, neighbors, self._rng).items():
+        for number, group in random_groups(self._keys, neighbors, self.rng).items():
             self._plans[number] = RoundPlan(
                 execution=self.execution,
-                server_round=self._server_round,
+                server_round=self.server_round,
                 number=number,
-                weight=self._weights[self._names[number]],
+                weight=self.weights[self._names[number]],
                 clients=hashlib.sha256(names).hexdigest(),
-                largest_weight=max(self._weights.values()),
+                largest_weight=max(self.weights.values()),
                 threshold=shares_needed(len(group), threshold) if threshold else 0,
                 peers={peer: self._keys[peer] for peer in group},
-                attempt=self._attempt,
+                attempt=self.attempt,
             )
         return {self._names[number]: plan for number, plan in self._plans.items()}
 
@@ -210,7 +206,7 @@ class SecureSum:
                     f"the shares of client {self._names[number]} do not give its key"
                 )
             others = self._alive(number, self._survivors)
-            add_pair_masks(total, secret, repr(self._settings), plan, others)
+            add_pair_masks(total, secret, repr(self.settings), plan, others)
         return total
 
     def _alive(self, number: str, clients: Collection[str]) -> list[str]:

@@ -37,7 +37,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(0)
-        self.server = SecureSum(self.weights, self.settings, 7, EXECUTION, rng)
+        self.server = SecureSum(EXECUTION, self.weights, self.settings, 7, rng)
 
     def _replies(self, stage: str, name: str) -> bool:
         return name not in self.dropped.get(stage, ())

@@ -342,7 +342,7 @@ def test_pairwise_masks_cancel_in_each_round_of_one_key_agreement() -> None:
     seen = []
     for attempt in (1, 2, 3):
         rng = np.random.default_rng(0)
-        execution = SecureSum(weights, settings, 1, "keys", rng, attempt)
+        execution = SecureSum("keys", weights, settings, 1, rng, attempt)
         for name in keys:
             execution.add_keys(name, keys[name])
         plans = execution.plans()
