@@ -16,12 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.datastore.charges import (
-    Charges,
-    has_charges,
-    read_charges,
-    write_charges,
-)
+from knnper.datastore.charges import has_charges, read_charges, write_charges
 from knnper.datastore.connection import (
     PAGE_BYTES,
     Connection,
@@ -281,8 +276,8 @@ class Rows:
             limit,
         )
 
-    def charges(self, ids: Ids) -> Charges:
-        """Read the charges of private answers of ``ids`` (m,), ascending."""
+    def charges(self, ids: Ids) -> NDArray[np.float64]:
+        """See `read_charges`."""
         with self._reading, translate_errors(self._path):
             return read_charges(self._reader, ids)
 
@@ -326,10 +321,10 @@ class Rows:
             row.stream_state = change.stream
             row.erasing = max(row.erasing, int(change.must_erase))
 
-    def charge(self, ids: Ids, charges: Charges) -> None:
-        """Replace the charges of ``ids`` (m,), and the number of answers."""
+    def charge(self, ids: Ids, spent: NDArray[np.float64]) -> None:
+        """Replace the ρ of ``ids`` (m,)."""
         with self.writing() as (connection, _):
-            write_charges(connection, ids, charges)
+            write_charges(connection, ids, spent)
 
     def compact(self) -> None:
         """Rewrite the database without its unused pages."""

@@ -114,7 +114,10 @@ class PrivateAnswerSettings(Settings):
         return 1 / (2 * self.count_deviation**2)
 
     def can_vote(self, spent: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return whether examples with these charges ρ can vote, in the same shape."""
+        """Return whether examples with these charges ρ can vote, in the same shape.
+
+        Examples with damaged charges, NaN, cannot.
+        """
         return self.budget - spent >= self.count_charge
 
 

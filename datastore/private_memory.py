@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.datastore.charges import Charges
 from knnper.datastore.examples import Contents, Ids, require_embeddings
 from knnper.datastore.private_answers import (
     PrivateAnswerSettings,
@@ -79,8 +78,6 @@ class PrivateMemory:
             If an embedding is not finite.
         StoreMismatchError
             If the store was embedded by another model.
-        StoreDamagedError
-            If the charges of an example are not what was written.
         """
         with self._store.unchanged(self._fingerprint) as contents:
             require_embeddings("queries", embeddings, self._store.embedding_dim)
@@ -89,25 +86,21 @@ class PrivateMemory:
             # Only these can vote on any of the queries: the others are not charged.
             near = (cosines >= self.settings.threshold).any(axis=0)
             ids = contents.ids[near]
-            before = self._store.charges(ids)
+            spent = self._store.charges(ids)
             votes = noisy_votes(
                 cosines[:, near],
                 contents.labels[near],
-                before.spent,
+                spent,
                 self._store.num_classes,
                 self.settings,
                 self._make_rng(),
             )
-            num_answers = before.num_answers + len(embeddings)
-            self._store.charge(ids, Charges(votes.spent, num_answers))
+            is_charged = votes.spent > spent
+            self._store.charge(ids[is_charged], votes.spent[is_charged])
         p_global = global_probabilities.detach().numpy()
         knn_weight = self.settings.knn_weight
         probabilities = mixed_probabilities(votes, p_global, knn_weight)
         return PrivatePrediction(torch.from_numpy(probabilities), self._fingerprint)
-
-    def num_answers(self) -> int:
-        """Return the number of queries that were ever answered."""
-        return self._store.charges(np.empty(0, np.int64)).num_answers
 
     def share_voting(self) -> float:
         """Return the fraction of the stored examples that can still vote.
@@ -115,7 +108,7 @@ class PrivateMemory:
         It depends on the examples without noise, so only their owner may see it.
         """
         with self._store.unchanged() as contents:
-            spent = self._store.charges(contents.ids).spent
+            spent = self._store.charges(contents.ids)
         return float(self.settings.can_vote(spent).mean()) if len(spent) else 0.0
 
     def _unit_vectors(self, contents: Contents) -> NDArray[np.float32]:

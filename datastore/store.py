@@ -16,10 +16,10 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.datastore.charges import Charges, require_intact
 from knnper.datastore.connection import (
     connect,
     database_damaged,
@@ -432,18 +432,19 @@ class Store(StoreReader):
             require_model(self.fingerprint, fingerprint or self._expected_model)
             yield self._live.view.contents
 
-    def charges(self, ids: Ids) -> Charges:
-        """Return what stored ids (m,), ascending, were charged for private answers."""
-        charges = self._rows.charges(ids)
-        require_intact(charges)
-        return charges
+    def charges(self, ids: Ids) -> NDArray[np.float64]:
+        """Return the ρ that stored ids (m,), ascending, spent on private answers.
 
-    def charge(self, ids: Ids, charges: Charges) -> None:
-        """Replace the charges of stored ids (m,); they are on disk when this returns.
+        It is NaN where the charges are damaged.
+        """
+        return self._rows.charges(ids)
+
+    def charge(self, ids: Ids, spent: NDArray[np.float64]) -> None:
+        """Replace the ρ of stored ids (m,); it is on disk when this returns.
 
         Call it in a block of `unchanged`, together with `charges`.
         """
-        self._rows.charge(ids, charges)
+        self._rows.charge(ids, spent)
 
     def serialized(self) -> bytes:
         """Return the whole store, with the state of its policy, as bytes.

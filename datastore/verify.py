@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from knnper.datastore.charges import Charges, has_charges, read_charges
+from knnper.datastore.charges import read_charges
 from knnper.datastore.connection import decode_damaged_text, log_path, open_reader
 from knnper.datastore.database import Change, Rows
 from knnper.datastore.examples import (
@@ -113,9 +114,9 @@ def salvage(folder: Path, target: Path) -> Salvage:
             for change in remains.changes():
                 rows.apply(replace(change, version=new_version))
             ids = rows.contents().ids
-            charges = remains.charges(ids)
-            if charges is not None:
-                rows.charge(ids, charges)
+            spent = remains.charges(ids)
+            if spent.any():
+                rows.charge(ids, spent)
     return remains.report()
 
 
@@ -234,17 +235,13 @@ class _Remains:
                 external_ids=[examples[number][0] for number in intact],
             )
 
-    def charges(self, ids: Ids) -> Charges | None:
-        """Return the charges of private answers; None if there were never any.
-
-        Damaged charges become infinite, so that the example never votes.
-        """
+    def charges(self, ids: Ids) -> NDArray[np.float64]:
+        """Return the ρ spent on private answers, infinite where it is damaged."""
         try:
-            if not has_charges(self._connection):
-                return None
-            return read_charges(self._connection, ids)
+            spent = read_charges(self._connection, ids)
         except sqlite3.Error:
-            return Charges(np.full(len(ids), np.inf), 0)
+            return np.full(len(ids), np.inf)
+        return np.where(np.isnan(spent), np.inf, spent)
 
     def report(self) -> Salvage:
         """Report the outcome once `changes` has run to its end."""
@@ -450,7 +447,7 @@ class DatabaseCheck:
 
     def _charges(self) -> Iterator[StoreFinding]:
         ids = np.array(self._ids("SELECT id FROM examples ORDER BY id"), np.int64)
-        damaged = read_charges(self.connection, ids).damaged
+        damaged = ids[np.isnan(read_charges(self.connection, ids))].tolist()
         if damaged:
             yield self._lost(
                 f"the charges of {named(damaged)} are not what was written"

@@ -144,7 +144,6 @@ class PrivacyInfo(Document):
     )
     delta: float = Field(description="δ.")
     knn_weight: float = Field(description="λ, the weight of the vote.")
-    num_answers: int = Field(description="Queries that were ever answered.")
     share_voting: float | None = for_scope(
         "read", "Fraction of the stored examples that can still vote."
     )
@@ -196,7 +195,6 @@ def privacy_of(memory: PrivateMemory) -> PrivacyInfo:
         epsilon=settings.epsilon,
         delta=settings.delta,
         knn_weight=settings.knn_weight,
-        num_answers=memory.num_answers(),
         share_voting=memory.share_voting(),
     )
 

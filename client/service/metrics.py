@@ -78,18 +78,14 @@ class Metrics:
                 "knnper_following",
                 "Whether a newer model would be served; 0: the log has the reason.",
             ).set(not self._watcher.problem)
-            private = served.private_memory
-            weight = served.serving.knn_weight
-            if private is None:
+            # Of private answers these depend on stored examples without noise.
+            if served.privacy is None:
                 gauge("knnper_store_examples", "Examples in the store.").set(
                     len(served.store)
                 )
-            else:
-                weight = private.settings.knn_weight
-                gauge("knnper_private_answers", "Queries answered privately.").set(
-                    private.num_answers()
+                gauge("knnper_knn_weight", "The neighbours' weight, lambda.").set(
+                    served.serving.knn_weight
                 )
-            gauge("knnper_knn_weight", "The neighbours' weight, lambda.").set(weight)
             model = gauge("knnper_model_info", "The model that is served.", ["model"])
             model.labels(served.model.fingerprint).set(1)
         return generate_latest(self._registry) + generate_latest(gauges)
