@@ -10,7 +10,7 @@ that was noted elsewhere reveals this.
 import contextlib
 import hashlib
 import json
-import os
+import mmap
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,6 @@ from knnper.reasons import Code, SafeReason
 
 AUDIT_LOG = "audit.jsonl"  # in the state folder of a site, or of a server
 NO_HASH = 64 * "0"  # `previous` of the first entry
-_CHUNK_BYTES = 1 << 16
 _END = re.compile(rb', "hash": "([0-9a-f]{64})"\}\Z')
 
 Recorder = Callable[..., object]
@@ -148,14 +147,12 @@ class AuditLog:
                 break
             number += 1
             entry = self._parse(line, number)
-            if entry["number"] != number:
-                difference = f"found entry {entry['number']}, expected entry {number}"
+            if (entry["number"], entry["previous"]) != (number, head):
                 raise self._broken(
-                    number, f"{difference}: lines were removed, added or moved"
-                )
-            if entry["previous"] != head:
-                raise self._broken(
-                    number, "it or the line before was replaced: the hashes differ"
+                    number,
+                    f"found entry {entry['number']}, expected entry {number} with the "
+                    "hash of the line before; lines were replaced, removed, added or "
+                    "moved",
                 )
             head = entry["hash"]
             has_head = has_head or head == expect_head
@@ -176,10 +173,8 @@ class AuditLog:
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         """Parse a whole line, and check it against its own hash."""
         text = line.removesuffix(b"\n")
-        end = _END.search(text)
-        if end is None:
-            raise self._broken(number, "it does not end with its hash")
-        if hashlib.sha256(text[: end.start()] + b"}").hexdigest() != end[1].decode():
+        record, digest = _END.sub(b"}", text), _END.findall(text)
+        if digest != [hashlib.sha256(record).hexdigest().encode()]:
             raise self._broken(number, "its text does not have its hash")
         try:
             entry: dict[str, Any] = parse_json(text)
@@ -193,22 +188,20 @@ class AuditLog:
 
     def _last_entry(self) -> tuple[int, str]:
         """Return number and hash of the last whole line; 0 and `NO_HASH` if none."""
-        if not self.path.exists():
+        # An empty file cannot be mapped.
+        if not self.path.exists() or not self.path.stat().st_size:
             return 0, NO_HASH
-        with open_plain(self.path) as file:
-            start = file.seek(0, os.SEEK_END)
-            tail = b""
+        with (
+            open_plain(self.path) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             # The text after the last line end was cut off by a kill.
-            while start > 0 and tail.count(b"\n") < 2:
-                size = min(start, _CHUNK_BYTES)
-                start -= size
-                file.seek(start)
-                tail = file.read(size) + tail
-        lines = tail.split(b"\n")[:-1]
-        if not lines:
-            return 0, NO_HASH
+            end = content.rfind(b"\n")
+            if end < 0:
+                return 0, NO_HASH
+            line = content[content.rfind(b"\n", 0, end) + 1 : end]
         try:
-            entry = self._parse(lines[-1], 0)
+            entry = self._parse(line, 0)
         except AuditLogError as error:
             raise AuditLogError(
                 f"the last line of {self.path} was changed or damaged, so nothing can "

@@ -19,7 +19,6 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from typing_extensions import override
 
 from knnper.audit_log import Recorder
 from knnper.errors import harmless
@@ -49,10 +48,14 @@ class Observer:
 
 
 class LoggingObserver(Observer):
-    """Logs a line for each round."""
+    """Logs a line for each round.
 
-    def __init__(self, log: logging.Logger) -> None:
+    ``record`` records each round with the updates that were rejected, for an audit log.
+    """
+
+    def __init__(self, log: logging.Logger, record: Recorder) -> None:
         self._log = log
+        self._record = record
         self._num_rounds = 0
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
@@ -62,9 +65,15 @@ class LoggingObserver(Observer):
             self._log.info("training: rounds %d to %d", first_round, num_rounds)
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Log the figures of a round."""
+        """Log and record the figures of a round."""
         server_round, figures = record["server_round"], round_figures(record)
         self._log.info("round %d/%d: %s", server_round, self._num_rounds, figures)
+        details = ("num_clients", "num_failed", "failures")
+        self._record(
+            "round_finished",
+            round=server_round,
+            **{name: record[name] for name in details if name in record},
+        )
 
     def personalization_started(self, num_clients: int) -> None:
         """Log the number of clients to personalise."""
@@ -74,25 +83,6 @@ class LoggingObserver(Observer):
     def finished(self) -> None:
         """Log the end."""
         self._log.info("finished")
-
-
-class AuditingObserver(LoggingObserver):
-    """Also records each round, with the updates that were rejected."""
-
-    def __init__(self, log: logging.Logger, record: Recorder) -> None:
-        super().__init__(log)
-        self._record = record
-
-    @override
-    def round_finished(self, record: RoundRecord) -> None:
-        super().round_finished(record)
-        self._record(
-            "round_finished",
-            round=record["server_round"],
-            num_clients=record["num_clients"],
-            num_failed=record["num_failed"],
-            failures=record.get("failures", {}),
-        )
 
 
 @contextlib.contextmanager

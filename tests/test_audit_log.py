@@ -235,7 +235,7 @@ def test_append_replaces_line_that_was_cut_off_anywhere(log: AuditLog) -> None:
         assert verified.last[0]["event"] == "next"
 
 
-def test_line_longer_than_a_read_is_continued(log: AuditLog) -> None:
+def test_long_line_is_continued(log: AuditLog) -> None:
     for size in (1 << 16, 1 << 18):
         log.append("long", text=size * "x")
         log.append("next")

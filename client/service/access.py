@@ -36,16 +36,12 @@ class Guard:
     """Rejects requests without a known token, and sets headers for browsers.
 
     With ``tokens`` None only this machine is answered. A browser lets pages of other
-    sites send requests here; they are recognised by the headers Host and Origin. With
-    ``is_private``, callers lose the scopes that private answers exclude.
+    sites send requests here; they are recognised by the headers Host and Origin.
     """
 
-    def __init__(
-        self, app: ASGIApp, tokens: Tokens | None, *, is_private: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
         self._app = app
         self._tokens = tokens
-        self._is_private = is_private
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Forward a request to the application, or reject it."""
@@ -65,10 +61,7 @@ class Guard:
             scope["headers"] = [
                 field for field in scope["headers"] if field[0] != b"cookie"
             ]
-            caller = self._caller(scope)
-            if caller is not None and self._is_private:
-                caller = caller.with_private_answers()
-            scope.setdefault("state", {})["caller"] = caller
+            scope.setdefault("state", {})["caller"] = self._caller(scope)
         except RequestError as error:
             app = error_response(error.status, str(error), error.headers)
         await app(scope, receive, send_with_headers)
@@ -120,9 +113,12 @@ class _RequiredScopes(HTTPBearer):
 
     @override
     async def __call__(self, request: Request) -> Caller:  # type: ignore[override]
-        caller: Caller = request.state.caller
+        bearer: Caller = request.state.caller
+        caller = bearer
+        if request.app.state.is_private:
+            caller = bearer.with_private_answers()
         for scope in self._required:
-            if scope in caller.withheld:
+            if scope in bearer.scopes - caller.scopes:
                 raise RequestError(
                     403,
                     f"this needs {scope!r}, which the token {caller.name!r} may not "

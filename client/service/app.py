@@ -97,6 +97,7 @@ def make_service(
         lifespan=lifespan,
     )
     app.state.service = service
+    app.state.is_private = privacy is not None
     app.include_router(router)
     app.add_exception_handler(HTTPException, _handle_http_error)
     for kind in (KnnPerError, RequestValidationError, Exception):
@@ -106,8 +107,7 @@ def make_service(
     async def describe() -> JSONResponse:
         return JSONResponse(_describe(app, service, needs_token=tokens is not None))
 
-    guard = Guard(app, tokens, is_private=privacy is not None)
-    return Metered(guard, metrics, audit)
+    return Metered(Guard(app, tokens), metrics, audit)
 
 
 async def _handle_http_error(request: Request, error: Exception) -> JSONResponse:

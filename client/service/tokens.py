@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -72,14 +72,11 @@ class Caller:
         All scopes that it may use.
     is_owner
         Whether it may see stored examples although answers are private.
-    withheld
-        Scopes of its token that private answers exclude.
     """
 
     name: str
     scopes: frozenset[Scope]
     is_owner: bool = False
-    withheld: frozenset[Scope] = field(default=frozenset())
 
     @classmethod
     def of(cls, token: Token) -> "Caller":
@@ -91,8 +88,7 @@ class Caller:
     def with_private_answers(self) -> "Caller":
         """Return the caller without the scopes that private answers exclude."""
         excluded = WITHHELD if self.is_owner else WITHHELD | FOR_OWNER
-        withheld = self.scopes & excluded
-        return replace(self, scopes=self.scopes - excluded, withheld=withheld)
+        return replace(self, scopes=self.scopes - excluded)
 
 
 _TOKENS = TypeAdapter(tuple[Token, ...])

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -315,22 +316,6 @@ def _during_restarts(has_ended: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
-@contextlib.contextmanager
-def _recording_export(run: Path, model: str) -> Iterator[None]:
-    """Record an export in the log of the server whose state folder holds the run."""
-    from knnper.audit_log import AUDIT_LOG, AuditLog
-
-    states = (
-        folder for folder in run.resolve().parents if (folder / AUDIT_LOG).is_file()
-    )
-    if (state := next(states, None)) is None:  # simulated, or kept elsewhere
-        yield
-        return
-    details = {"name": run.resolve().name, "model": model, "uid": os.getuid()}
-    with AuditLog.of(state).change("export_model", **details):
-        yield
-
-
 def export(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
@@ -343,11 +328,19 @@ def export(
 
     New sites serve it, and training can start from it with model.weights=FOLDER.
     """
+    from knnper.audit_log import AUDIT_LOG, AuditLog
     from knnper.simulation.trained_model import stored_model
     from knnper.strategies.core.exported_model import save_model
 
     model = stored_model(run)
-    with _recording_export(run, model.fingerprint):
+    # Recorded by the server whose state folder holds the run, if there is one.
+    logs = (AuditLog(parent / AUDIT_LOG) for parent in run.resolve().parents)
+    log = next((log for log in logs if log.path.is_file()), None)
+    recorded: AbstractContextManager[None] = contextlib.nullcontext()
+    if log is not None:
+        details = {"name": run.resolve().name, "model": model.fingerprint}
+        recorded = log.change("export_model", **details, uid=os.getuid())
+    with recorded:
         save_model(folder, model)
     say(f"{folder} holds the model {model.fingerprint[:12]} of {run}.")
     say(f"On a new site: knnper site onboard client.yaml --model {folder}")

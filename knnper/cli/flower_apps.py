@@ -39,7 +39,7 @@ from knnper.server.link.superlink import (
     SERVER_FILE_VARIABLE,
     WARNINGS_VARIABLE,
 )
-from knnper.server.observer import AuditingObserver, Observer
+from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.roster import Roster
 from knnper.server.run import Conductor
 from knnper.server.run_folder import RunFolder
@@ -287,7 +287,7 @@ def main(grid: Grid, context: Context) -> None:
     with _warning_the_server():
         order = order_of(context.run_config)
         record = _recorder(context.run_id)
-        observer = AuditingObserver(log, record)
+        observer = LoggingObserver(log, record)
         try:
             if isinstance(order.experiment.data.settings, SitesSettings):
                 folder = lead_sites(grid, order, observer, record)

@@ -14,7 +14,7 @@ from knnper.cli.app import app
 from knnper.cli.flower_apps import Order, lead_sites
 from knnper.client.settings import LimitSettings
 from knnper.experiment_file import results_identity
-from knnper.server.observer import AuditingObserver, RoundRecord
+from knnper.server.observer import LoggingObserver, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import over_sites
 from knnper.simulation.trained_model import find_model
@@ -37,7 +37,7 @@ def of_events(state: Path, event: str) -> list[dict[str, Any]]:
     return [entry for entry in entries(state) if entry["event"] == event]
 
 
-class LeavingClient(AuditingObserver):
+class LeavingClient(LoggingObserver):
     """Takes a client off the network after the first round."""
 
     def __init__(self, record: Recorder, grid: SiteGrid, node: int) -> None:
@@ -124,7 +124,7 @@ def test_logs_of_server_and_sites_hold_who_asked_and_answered(
         failed = {} if is_there else {"0003": "it is not connected"}
         assert entry["failed"] == failed
     first, second = of_events(server, "round_finished")
-    assert (first["num_clients"], first["failures"]) == (2, {})
+    assert (first["num_clients"], first["num_failed"]) == (2, 0)
     assert (second["num_clients"], second["failures"]) == (1, exchanges[2]["failed"])
     (trained,) = of_events(server, "trained")
     assert trained["model"] == model
