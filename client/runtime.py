@@ -213,7 +213,7 @@ class ClientRuntime:
         state_rounds
             For each client, the round of the state to personalise with.
         """
-        predict_global = self._unpersonalised(
+        predict_global = self.unpersonalised(
             payload if reference is None else reference
         )
         data = {client: self.source.data(client) for client in clients}
@@ -271,7 +271,7 @@ class ClientRuntime:
         records = (payload, reference)
         for client in clients:
             self.secure_sums.erase(client)
-        predict_global = self._unpersonalised(reference)
+        predict_global = self.unpersonalised(reference)
         data = {client: self.source.data(client) for client in clients}
 
         # 1. Make all predictors, before any test split is read.
@@ -359,7 +359,8 @@ class ClientRuntime:
             state_type, client, after_round, delete_later=delete_later
         )
 
-    def _unpersonalised(self, reference: object) -> Predictor:
+    def unpersonalised(self, reference: object) -> Predictor:
+        """Return the predictor of a client without data."""
         no_data = ClientData(no_examples(self.spec), no_examples(self.spec))
         return self.method.personalize(
             reference, None, no_data, self.key.child("reference")

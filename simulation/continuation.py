@@ -58,7 +58,7 @@ def begin_continuation(
     inputs = inputs_of(experiment)
     require_inputs(source, inputs, "start again in a new folder")
     folder.require_same_conditions(experiment, bench.roster.split)
-    ended = ended_with(folder, before, bench, before.training.num_rounds)
+    ended = ended_with(folder, before, bench)
     new = RunFolder.create(target, bench.experiment, overwrite=overwrite)
     copy_training(folder, ended.last, new, results_identity(bench.experiment))
     if folder.tensorboard.is_dir():

@@ -122,21 +122,17 @@ def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
     experiment = folder.experiment(experiment_catalogue(door))
     folder.results()  # raises for a run that is not done
     bench = open_workbench(without_start(experiment))
-    return ended_with(folder, experiment, bench, bench.method.num_rounds)
+    return ended_with(folder, experiment, bench)
 
 
-def ended_with(
-    folder: RunFolder, experiment: Experiment, bench: Workbench, num_rounds: int
-) -> EndedRun:
+def ended_with(folder: RunFolder, experiment: Experiment, bench: Workbench) -> EndedRun:
     """Return the last state of a finished run; reject other data or rounds.
 
-    ``bench`` is the workbench of the run's experiment. A run that stopped at its budget
-    of privacy ends with its last round.
+    ``bench`` is the workbench of the run's experiment, which may have more rounds.
     """
     run, results = folder.path, folder.results()
-    manifest, training = results["manifest"], results["training"]
-    if training.get("privacy", {}).get("stopped_at_budget"):
-        num_rounds = int(training["num_rounds"])
+    # A run that stopped at its budget of privacy has fewer than its experiment.
+    manifest, num_rounds = results["manifest"], results["training"]["num_rounds"]
     expected, current = manifest["partition_hash"], fingerprint(bench.partition)
     if current != expected:
         raise RunError(

@@ -1,15 +1,15 @@
 """``knnper audit``: attacks on a finished run or a running service."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper.cli.counters import counter
 from knnper.cli.errors import typed_command
 from knnper.cli.options import AsJson
 from knnper.cli.terminal import print_json, print_table, say
+from knnper.server.observer import progress_observer
 
 # Modules that load torch are imported inside functions, to keep `knnper --help` fast.
 if TYPE_CHECKING:
@@ -90,19 +90,17 @@ def audit(
             "a URL goes with --data CLIENT.yaml, and the folder of a run with neither "
             "--data nor --token-file"
         )
-    if data is not None:
-        opened = _open_service(target, data, token_file)
-    else:
-        from knnper.simulation.audit.run_target import open_run
-
-        opened = open_run(Path(target), shadow_models)
     from knnper.simulation.audit.audit import AUDIT, FILE, audit_target, write_audit
+    from knnper.simulation.audit.run_target import open_run
     from knnper.simulation.reports.audit_section import audit_table
 
-    chosen = _chosen(attacks, opened.attacks)
-    with counter("steps of the audit") as progress:
-        progress.start(opened.num_steps(chosen))
-        record = audit_target(opened, chosen, seed, progress.advance, typed_command())
+    with progress_observer() as observer:
+        if data is not None:
+            opened: Target = _open_service(target, data, token_file)
+        else:
+            opened = open_run(Path(target), shadow_models, observer)
+        chosen = _chosen(attacks, opened.attacks)
+        record = audit_target(opened, chosen, seed, typed_command())
     path = output or (Path(FILE) if is_service else Path(target) / FILE)
     write_audit(path, record)
     if as_json:
@@ -128,9 +126,9 @@ def _open_service(url: str, data: Path, token_file: Path | None) -> "Target":
     return open_service(url, settings, token)
 
 
-def _chosen(attacks: str | None, possible: Sequence[str]) -> Sequence[str]:
+def _chosen(attacks: str | None, possible: Collection[str]) -> Sequence[str]:
     if attacks is None:
-        return possible
+        return [*possible]
     from knnper.settings import alternatives
 
     names = [name.strip() for name in attacks.split(",")]

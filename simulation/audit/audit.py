@@ -1,7 +1,8 @@
 """An audit: the attacks on a target, and its record ``audit.json``."""
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,8 @@ from knnper.server.run_folder import environment
 from knnper.simulation.audit.figures import CONFIDENCE, AttackResult
 
 FILE = "audit.json"
-OnStep = Callable[[int], None]
+Attack = Callable[[Sequence[str], RandomKey], Iterable[AttackResult]]
+"""``(names, key) -> results``: makes the named attacks, which share observations."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +29,17 @@ class Target(ABC):
     ----------
     kind
         ``run`` or ``service``.
-    attacks
-        Names of the attacks that apply.
     facts
         Facts on the target by name, such as its address.
     """
 
     kind: ClassVar[str]
-    attacks: ClassVar[Sequence[str]]
-
     facts: Mapping[str, str]
 
+    @property
     @abstractmethod
-    def num_steps(self, attacks: Sequence[str]) -> int:
-        """Return the number of steps that `results` reports."""
-
-    @abstractmethod
-    def results(
-        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
-    ) -> Iterator[AttackResult]:
-        """Attack; ``on_step`` is called with the number of steps that were made."""
+    def attacks(self) -> Mapping[str, Attack]:
+        """The attacks that apply, by name, in the order of the record."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +78,16 @@ AUDIT = TypeAdapter(Audit)
 
 
 def audit_target(
-    target: Target,
-    attacks: Sequence[str],
-    seed: int,
-    on_step: OnStep = lambda _: None,
-    command: Sequence[str] = (),
+    target: Target, attacks: Sequence[str], seed: int, command: Sequence[str] = ()
 ) -> Audit:
-    """Make all attacks on a target."""
-    results = target.results(attacks, RandomKey(seed, ("audit",)), on_step)
+    """Make the named attacks on a target."""
+    key, table = RandomKey(seed, ("audit",)), target.attacks
+    chosen = [name for name in table if name in attacks]
+    results = [
+        result
+        for attack, names in itertools.groupby(chosen, table.__getitem__)
+        for result in attack([*names], key)
+    ]
     return Audit(
         kind=target.kind,
         facts=target.facts,

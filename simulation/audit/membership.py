@@ -94,22 +94,13 @@ class Memory:
     kernel_scale: float
     num_stored: int
 
-    def attack(
-        self,
-        examples: Examples,
-        rng: RandomKey,
-        on_query: Callable[[int], None] = lambda _: None,
-    ) -> Mapping[str, Scores]:
-        """Query all examples; return the scores of each possible attack, (n,).
-
-        ``on_query``: called with the number of queries of each request.
-        """
+    def attack(self, examples: Examples, rng: RandomKey) -> Mapping[str, Scores]:
+        """Query all examples; return the scores of each possible attack, (n,)."""
         # In random order, since private answers change as budgets are spent.
         order = torch.from_numpy(rng.child("order").numpy().permutation(len(examples)))
         answered = list[InputPrediction]()
         for inputs in torch.split(examples.images[order], _AT_ONCE):
             answered.extend(self.ask(inputs))
-            on_query(len(inputs))
         answers = [answered[place] for place in order.argsort().tolist()]
         embeddings = self.embed(examples.images)
         p_global = self.head(embeddings).gather(1, examples.labels[:, None])[:, 0]
@@ -176,10 +167,11 @@ def memory_results(
     reason: str,
 ) -> Iterator[AttackResult]:
     """Yield the figures of attacks on memories; ``reason`` is for missing scores."""
-    for attack, access in MEMORY_ATTACKS.items():
-        if attack in attacks and attack in scores:
+    for attack in attacks:
+        access = MEMORY_ATTACKS[attack]
+        if attack in scores:
             yield membership_result(attack, surface, access, scores[attack], is_member)
-        elif attack in attacks:
+        else:
             yield AttackResult(attack, surface, access, left_out=reason)
 
 

@@ -15,23 +15,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
 from knnper.client.service.documents import InputPrediction, predictions_of
-from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.data.examples import ClientData, Examples, LabelledArrays, no_examples
 from knnper.datastore.prediction import KnnPredictor, NeighborClassifier
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import CheckpointFolder
-from knnper.server.roster import Roster
+from knnper.server.observer import Observer
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import num_participants
 from knnper.server.selection import draw
 from knnper.settings import plain
-from knnper.simulation.audit.audit import OnStep, Target
+from knnper.simulation.audit.audit import Attack, Target
 from knnper.simulation.audit.canaries import private_training_game
 from knnper.simulation.audit.figures import AttackResult, Scores, membership_result
 from knnper.simulation.audit.membership import (
@@ -54,13 +53,14 @@ from knnper.simulation.audit.reconstruction import (
     reconstruction_result,
 )
 from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.partition.clients import Clients, Partition
 from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.trained_model import EndedRun, client_predictor, ended_with
 from knnper.simulation.virtual_clients import VirtualClients
 from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
+from knnper.strategies.core.averaging import RunningMean
 from knnper.strategies.core.mean_update import differences
 from knnper.strategies.core.method import UNSEEN_CLIENT
-from knnper.strategies.core.predictors import Predictor
 
 _MOST_QUERIES = 1000  # of stored and of test examples, of all clients together
 _NUM_SINGLE = 16  # updates of one example
@@ -71,28 +71,28 @@ MEAN = "mean of the first round"
 
 
 @dataclass(frozen=True)
-class _OtherTraining(VirtualClients):
-    """The clients of a simulation with other training splits."""
-
-    train: Mapping[str, Examples]
-
-    @override
-    def data(self, client: str) -> ClientData:
-        return ClientData(self.train[client], super().data(client).validation)
-
-
-@dataclass(frozen=True)
 class RunTarget(Target):
     """A finished simulation; made by `open_run`.
 
-    ``num_shadows``: models that LiRA trains, at least 2.
+    ``num_shadows``: models that LiRA trains, at least 2. ``observer``: of their
+    training, and of the memories that are attacked.
     """
 
     ended: EndedRun
     num_shadows: int
+    observer: Observer
 
     kind = "run"
-    attacks = (LIRA, *MEMORY_ATTACKS, ANALYTIC, GRADIENT_MATCHING, ONE_RUN)
+
+    @property
+    @override
+    def attacks(self) -> Mapping[str, Attack]:
+        return {
+            LIRA: self._lira,
+            **dict.fromkeys(MEMORY_ATTACKS, self._memories),
+            **dict.fromkeys((ANALYTIC, GRADIENT_MATCHING), self._updates),
+            ONE_RUN: self._one_run,
+        }
 
     @property
     def bench(self) -> Workbench:
@@ -104,128 +104,101 @@ class RunTarget(Target):
         """The clients that take part in training, sorted."""
         return sorted(self.bench.roster.trainable())
 
-    @override
-    def num_steps(self, attacks: Sequence[str]) -> int:
-        steps = _NUM_SINGLE if GRADIENT_MATCHING in attacks else 0
-        if LIRA in attacks:
-            steps += self.num_shadows * self.bench.method.num_rounds
-        if set(MEMORY_ATTACKS).intersection(attacks):
-            steps += len(self.bench.roster.names())
-        return steps
-
-    @override
-    def results(
-        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
-    ) -> Iterator[AttackResult]:
-        if LIRA in attacks:
-            yield self._lira(key.child(LIRA), on_step)
-        if set(MEMORY_ATTACKS).intersection(attacks):
-            yield from self._memories(attacks, key.child("memories"), on_step)
-        if {ANALYTIC, GRADIENT_MATCHING}.intersection(attacks):
-            yield from self._updates(attacks, key.child("updates"), on_step)
-        if ONE_RUN in attacks:
-            game = private_training_game(self.bench, self.ended.last.server_round)
-            if game is None:
-                reason = "the run claims no privacy, or its updates are no models"
-                yield AttackResult(ONE_RUN, "private training", left_out=reason)
-            else:
-                yield audit_in_one_run(game, key.child(ONE_RUN))
-
     # The global model
 
-    def _lira(self, key: RandomKey, on_step: OnStep) -> AttackResult:
+    def _lira(self, _: Sequence[str], key: RandomKey) -> Iterator[AttackResult]:
         """Attack the training examples of the seen clients, beside their test examples.
 
         Each shadow model is trained as the run was, on a random half of all of these.
         The two models of a pair share no example, so each example is missing in one.
         """
-        clients = self.bench.clients
-        pool, members = dict[str, Examples](), list[NDArray[np.bool_]]()
-        for client in self.trainable:
-            train, test = clients.data(client).train, clients.test(client)
-            pool[client] = train.join(test)
-            members.append(np.arange(len(train) + len(test)) < len(train))
-        is_member = np.concatenate(members)
+        key, dataset = key.child(LIRA), self.bench.clients.dataset
+        # All examples in one split: those of the test split follow the others.
+        splits, num_train = (dataset.train, dataset.test), len(dataset.train)
+        pool = LabelledArrays(
+            np.concatenate([split.images for split in splits]),
+            np.concatenate([split.labels for split in splits]),
+        )
+        parts = [self.bench.clients.parts[client] for client in self.trainable]
+        places = [np.append(part.train, num_train + part.test) for part in parts]
+        is_member = np.concatenate(places) < num_train
         if is_member.all():
             reason = "no client has test examples to compare with"
-            return AttackResult(LIRA, "global model", left_out=reason)
-        ends = np.cumsum([len(examples) for examples in pool.values()])[:-1]
+            yield AttackResult(LIRA, "global model", left_out=reason)
+            return
+        ends = np.cumsum([len(own) for own in places])[:-1]
+        examples = [pool.examples_at(own) for own in places]
         is_out, shadow_logits = [], []
-        for place in range(self.num_shadows):
+        for number in range(self.num_shadows):
             # Both models of a pair have the same draw.
-            rng = key.child("halves", place // 2).numpy()
-            chosen = (rng.random(len(is_member)) < 0.5) ^ bool(place % 2)
-            parts = zip(pool.items(), np.split(chosen, ends), strict=True)
-            half = {
-                client: examples.take(torch.from_numpy(np.flatnonzero(rows)))
-                for (client, examples), rows in parts
-            }
-            state = self._train(half, key.child("shadow", place), on_step)
-            shadow_logits.append(self._logits(state, pool.values()))
+            rng = key.child("halves", number // 2).numpy()
+            chosen = (rng.random(len(is_member)) < 0.5) ^ bool(number % 2)
+            shadow_parts = [
+                replace(part, train=own[is_chosen])
+                for part, own, is_chosen in zip(
+                    parts, places, np.split(chosen, ends), strict=True
+                )
+            ]
+            partition = Partition(Clients.of(shadow_parts))
+            clients = VirtualClients.of(replace(dataset, train=pool), partition)
+            bench = replace(self.bench, partition=partition, clients=clients)
+            state = self._train(bench, key.child("shadow", number))
+            shadow_logits.append(self._logits(state, examples))
             is_out.append(~chosen)
-        logits = self._logits(self.ended.last.state, pool.values())
+        logits = self._logits(self.ended.last.state, examples)
         scores = lira_scores(logits, np.stack(shadow_logits), np.stack(is_out))
         access = f"the global model, and {self.num_shadows} shadow models"
-        return membership_result(LIRA, "global model", access, scores, is_member)
+        yield membership_result(LIRA, "global model", access, scores, is_member)
 
-    def _train(
-        self, train: Mapping[str, Examples], key: RandomKey, on_step: OnStep
-    ) -> Any:
+    def _train(self, bench: Workbench, key: RandomKey) -> Any:
         """Train as the run did on other examples; return the server's last state.
 
         The initial weights are the run's, which every client knows. All other random
         choices differ, such as noise.
         """
         seed = key.entropy(num_bytes=4)
-        experiment = self.bench.experiment
-        run = replace(experiment.run, seed=seed, exploding_rounds=0)
-        experiment = replace(experiment, run=run)
-        bench = replace(self.bench, experiment=experiment, key=RandomKey(seed))
-        members = [
-            replace(member, num_train=len(train[member.name]))
-            for member in bench.roster.members
-            if member.name in train
-        ]
-        roster = Roster.of(members, bench.roster.split)
-        source = _OtherTraining(bench.clients.dataset, bench.clients.parts, train)
+        run = replace(bench.experiment.run, seed=seed, exploding_rounds=0)
+        experiment = replace(bench.experiment, run=run)
+        bench = replace(bench, experiment=experiment, key=RandomKey(seed))
+        self.observer.training_started(bench.method.num_rounds, 1)
         with tempfile.TemporaryDirectory(prefix="knnper-audit-") as folder:
-            runtime = replace(runtime_of(bench, Path(folder)), source=source)
-            checkpoints = CheckpointFolder(Path(folder) / "checkpoints", "shadow", 1)
-            federation = SerialFederation(runtime)
             loop = RoundLoop(
-                bench, federation, roster, checkpoints, lambda _: on_step(1)
+                bench,
+                SerialFederation(runtime_of(bench, Path(folder))),
+                bench.roster,
+                CheckpointFolder(Path(folder) / "checkpoints", "shadow", 1),
+                self.observer.round_finished,
             )
-            return loop.train(untrained(bench, roster)).state
+            return loop.train(untrained(bench, loop.roster)).state
 
-    def _logits(self, state: Any, pool: Iterable[Examples]) -> Scores:
-        predict = self._global_predictor(state)
-        return np.concatenate(
-            [confidence_logits(predict(part.images), part.labels) for part in pool]
-        )
-
-    def _global_predictor(self, state: Any) -> Predictor:
-        """Return the model that a client without data has."""
-        bench, nothing = self.bench, no_examples(self.bench.task.spec)
+    def _logits(self, state: Any, parts: Iterable[Examples]) -> Scores:
+        """Return the `confidence_logits` of the model of a client without data."""
+        bench = self.bench
         key = bench.key.child("broadcast", "hand-over", UNSEEN_CLIENT)
         payload = bench.method.broadcast(state, UNSEEN_CLIENT, key)
-        data, key = ClientData(nothing, nothing), bench.key.child("reference")
-        return bench.method.personalize(payload, None, data, key)
+        runtime = runtime_of(bench, self.ended.folder.path)
+        predict = runtime.unpersonalised(payload)
+        return np.concatenate(
+            [confidence_logits(predict(part.images), part.labels) for part in parts]
+        )
 
     # The clients' memories
 
     def _memories(
-        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
+        self, attacks: Sequence[str], key: RandomKey
     ) -> Iterator[AttackResult]:
         """Attack the memories of all clients, with the same share of each one's data.
 
         Examples that an eviction policy dropped count as stored.
         """
-        bench = self.bench
-        share = min(1.0, _MOST_QUERIES / max(1, sum(bench.roster.sizes().values())))
+        bench, key = self.bench, key.child("memories")
+        sizes = bench.roster.sizes()
+        share = min(1.0, _MOST_QUERIES / sum(sizes.values()))
         scores, is_member = defaultdict[str, list[Scores]](list), []
-        for client in bench.roster.names():
+        self.observer.personalization_started(len(sizes))
+        for client in sizes:
             memory = self._memory(client)
-            on_step(1)
+            self.observer.client_personalized()
             data = bench.clients.data(client).train_and_validation()
             test, rng = bench.clients.test(client), key.child(client)
             if memory is None or len(data) == 0 or len(test) == 0:
@@ -244,10 +217,10 @@ class RunTarget(Target):
 
     def _memory(self, client: str) -> Memory | None:
         predictor = client_predictor(self.ended, client)
-        neighbors = getattr(predictor, "neighbors", None)
-        if not isinstance(predictor, KnnPredictor) or not isinstance(
-            neighbors, NeighborClassifier
-        ):
+        if not isinstance(predictor, KnnPredictor):
+            return None
+        neighbors = predictor.neighbors
+        if not isinstance(neighbors, NeighborClassifier):
             return None
 
         def ask(inputs: Tensor) -> list[InputPrediction]:
@@ -268,14 +241,13 @@ class RunTarget(Target):
     # Updates, as the server sees them
 
     def _updates(
-        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
+        self, attacks: Sequence[str], key: RandomKey
     ) -> Iterator[AttackResult]:
+        key = key.child("updates")
         task, surfaces = self.bench.task, self.observed(key.child("single"))
         # If a head alone is trained, clients hold embeddings.
         noun = "inputs" if task.spec == self.bench.whole.spec else "embeddings"
-        for attack in (ANALYTIC, GRADIENT_MATCHING):
-            if attack not in attacks:
-                continue
+        for attack in attacks:
             if reason := self._obstacle(attack, surfaces):
                 yield AttackResult(attack, "updates", left_out=reason)
                 continue
@@ -288,7 +260,6 @@ class RunTarget(Target):
                         candidates = analytic_inputs(task, update)
                     else:
                         candidates = matched_inputs(task, update, key.child(place))
-                        on_step(1)
                     psnr.append(psnr_of_nearest(task, candidates, update.examples))
                 yield reconstruction_result(attack, surface, psnr, noun)
 
@@ -341,23 +312,18 @@ class RunTarget(Target):
         Its examples are those of the first senders.
         """
         is_private = self.bench.experiment.privacy is not None
-        examples = no_examples(self.bench.task.spec)
-        weights, total = torch.zeros(0), torch.zeros(1, dtype=torch.float64)
-        sum_of_weights = 0
+        examples, mean = no_examples(self.bench.task.spec), RunningMean()
+        weights = torch.empty(0)
         for place, client in enumerate(senders):
-            data = self.bench.clients.data(client)
-            update = self.update(client, data)
+            update = self.update(client, self.bench.clients.data(client))
             if update is None:
                 return []
             # With privacy all clients count alike.
-            weight = 1 if is_private else len(data.train)
-            total = total + weight * update.decrease.double()
-            sum_of_weights += weight
-            weights = update.weights
+            mean.add(update.decrease, 1 if is_private else len(update.examples))
             if place < _MOST_FIRST:
-                examples = examples.join(data.train)
-        mean = (total / sum_of_weights).float()
-        return [ObservedUpdate(weights, mean, examples)]
+                examples = examples.join(update.examples)
+            weights = update.weights
+        return [ObservedUpdate(weights, mean.result(), examples)]
 
     def update(self, client: str, data: ClientData) -> ObservedUpdate | None:
         """Return a client's update in round 1; on its own data with the run's bits.
@@ -371,11 +337,9 @@ class RunTarget(Target):
         _, sent = method.client_update(payload, None, data, 1, key)
         update = sent if method.decoded is None else method.decoded(payload, sent)
         change = differences(method, payload, update)
-        weights = getattr(payload, "weights", None)
+        weights = getattr(payload, "weights", torch.empty(0))
         expected = (method.task.model.num_weights,)
-        if not isinstance(weights, Tensor) or weights.shape != expected:
-            return None
-        if change.shape != expected:
+        if weights.shape != expected or change.shape != expected:
             return None
         return ObservedUpdate(weights, -change, data.train)
 
@@ -384,8 +348,18 @@ class RunTarget(Target):
         """The server's state before the first round."""
         return untrained(self.bench, self.bench.roster).state
 
+    def _one_run(self, _: Sequence[str], key: RandomKey) -> Iterator[AttackResult]:
+        game = private_training_game(self.bench, self.ended.last.server_round)
+        if game is None:
+            reason = "the run claims no privacy, or its updates are no models"
+            yield AttackResult(ONE_RUN, "private training", left_out=reason)
+        else:
+            yield audit_in_one_run(game, key.child(ONE_RUN))
 
-def open_run(path: Path, num_shadows: int) -> RunTarget:
+
+def open_run(
+    path: Path, num_shadows: int, observer: Observer | None = None
+) -> RunTarget:
     """Open a finished simulation. Raises RunError if its data or last state changed."""
     folder = RunFolder.open(path)
     experiment = folder.experiment(experiment_catalogue())
@@ -393,8 +367,8 @@ def open_run(path: Path, num_shadows: int) -> RunTarget:
     bench = open_workbench(experiment)
     if not bench.roster.trainable() or not bench.method.num_rounds:
         raise RunError(f"the run in {path} trained no model, expected one to audit")
-    ended = ended_with(folder, experiment, bench, bench.method.num_rounds)
-    return RunTarget(_facts_of(ended), ended, num_shadows)
+    ended = ended_with(folder, experiment, bench)
+    return RunTarget(_facts_of(ended), ended, num_shadows, observer or Observer())
 
 
 def _facts_of(ended: EndedRun) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 import io
 import json
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from knnper.datastore.store import open_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.settings import plain
-from knnper.simulation.audit.audit import OnStep, Target
+from knnper.simulation.audit.audit import Attack, Target
 from knnper.simulation.audit.canaries import private_answers_game
 from knnper.simulation.audit.figures import AttackResult
 from knnper.simulation.audit.membership import (
@@ -59,36 +59,26 @@ class ServiceTarget(Target):
     privacy: PrivateAnswerSettings | None = None
 
     kind = "service"
-    attacks = (*MEMORY_ATTACKS, ONE_RUN)
 
     @property
-    def _num_examples(self) -> int:
-        return len(self.stored) + len(self.others)
-
     @override
-    def num_steps(self, attacks: Sequence[str]) -> int:
-        if not set(MEMORY_ATTACKS).intersection(attacks):
-            return 0
-        return min(_MOST_QUERIES, self._num_examples)
+    def attacks(self) -> Mapping[str, Attack]:
+        return {ONE_RUN: self._one_run, **dict.fromkeys(MEMORY_ATTACKS, self._memory)}
 
-    @override
-    def results(
-        self, attacks: Sequence[str], key: RandomKey, on_step: OnStep
-    ) -> Iterator[AttackResult]:
-        if ONE_RUN in attacks and self.privacy is None:
+    def _one_run(self, _: Sequence[str], key: RandomKey) -> Iterator[AttackResult]:
+        if self.privacy is None:
             reason = "the answers claim no privacy"
             yield AttackResult(ONE_RUN, "private answers", left_out=reason)
-        elif ONE_RUN in attacks and self.privacy is not None:
+        else:
             game = private_answers_game(self.privacy)
             yield audit_in_one_run(game, key.child(ONE_RUN))
-        # Queries of private answers spend budgets, so none is made in vain.
-        if not set(MEMORY_ATTACKS).intersection(attacks):
-            return
-        share = min(1.0, _MOST_QUERIES / self._num_examples)
+
+    def _memory(self, attacks: Sequence[str], key: RandomKey) -> Iterator[AttackResult]:
+        share = min(1.0, _MOST_QUERIES / (len(self.stored) + len(self.others)))
         queries, is_member = sampled(
             self.stored, self.others, share, key.child("queries")
         )
-        scores = self.memory.attack(queries, key.child("attack"), on_step)
+        scores = self.memory.attack(queries, key.child("attack"))
         reason = "the answers to this token lack the values that the attack needs"
         yield from memory_results(attacks, "memory", scores, is_member, reason)
 

@@ -64,7 +64,7 @@ def test_memory_scores_by_hand() -> None:
             adapted_probabilities={"0": 0.25, "1": 0.75},
         ),
     )
-    scores = memory.attack(EXAMPLES, RandomKey(0), lambda _: None)
+    scores = memory.attack(EXAMPLES, RandomKey(0))
     assert scores["labels"] == pytest.approx([1 - 0.5, 0 - 0.5])
     assert scores["probabilities"] == pytest.approx([0.7 - 0.6 * 0.5, 0.3 - 0.6 * 0.25])
     assert scores["neighbors"] == pytest.approx([0, -2])
@@ -73,7 +73,7 @@ def test_memory_scores_by_hand() -> None:
 
 def test_attacks_need_what_an_answer_shows() -> None:
     memory = memory_that_answers(answer(1), answer(0))
-    scores = memory.attack(EXAMPLES, RandomKey(0), lambda _: None)
+    scores = memory.attack(EXAMPLES, RandomKey(0))
     assert set(scores) == {"labels"}
 
 

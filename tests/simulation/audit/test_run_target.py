@@ -25,7 +25,7 @@ from knnper.simulation.audit.reconstruction import (
 from knnper.simulation.audit.run_target import MEAN, SINGLE, RunTarget, open_run
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
-from knnper.simulation.workbench import open_workbench
+from knnper.simulation.workbench import Workbench, open_workbench
 
 pytestmark = pytest.mark.integration
 
@@ -106,9 +106,9 @@ def test_each_example_is_missing_in_a_shadow_model(
     num_trained, is_out = list[int](), list[NDArray[np.bool_]]()
     train, score = RunTarget._train, lira_scores
 
-    def counting_train(self: RunTarget, splits: Any, *arguments: Any) -> Any:
-        num_trained.append(sum(map(len, splits.values())))
-        return train(self, splits, *arguments)
+    def counting_train(self: RunTarget, bench: Workbench, key: RandomKey) -> Any:
+        num_trained.append(sum(bench.roster.trainable().values()))
+        return train(self, bench, key)
 
     def keeping_scores(logits: Any, shadows: Any, missing: Any) -> Any:
         is_out.append(missing)
@@ -116,9 +116,7 @@ def test_each_example_is_missing_in_a_shadow_model(
 
     monkeypatch.setattr(RunTarget, "_train", counting_train)
     monkeypatch.setattr(run_target, "lira_scores", keeping_scores)
-    steps = list[int]()
-    (lira,) = audit_target(target, ["lira"], 0, steps.append).results
-    assert len(steps) == target.num_steps(["lira"]) == 3
+    (lira,) = results(target, "lira")
     members = sum(target.bench.roster.trainable().values())
     assert lira.samples == {"members": members, "others": 160}
     # The last of three models has no counterpart.
