@@ -271,8 +271,8 @@ class Limits:
         if not begun:
             self._note("begun")
 
-    def require_plan(self, num_train: int) -> None:
-        """Reject a run, before it begins, that the limits would stop half-way."""
+    def objections_to_plan(self, num_train: int) -> list[SafeReason]:
+        """Return why the limits would stop a run half-way."""
         training = self.experiment.training
         every = self.experiment.run.validate_every
         reasons = []
@@ -297,7 +297,11 @@ class Limits:
                 reasons.append(
                     SafeReason(_TOO_FEW_LEFT[kind], missing=missing, **numbers)
                 )
-        self._require(reasons)
+        return reasons
+
+    def require_plan(self, num_train: int) -> None:
+        """Reject a run, before it begins, that the limits would stop half-way."""
+        self._require(self.objections_to_plan(num_train))
 
     def require_training(self, num_train: int) -> None:
         """Reject the training that the experiment asks for, if limits exclude it."""

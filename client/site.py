@@ -289,7 +289,7 @@ class SiteNode:
             experiment, limits = self._allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             limits.require_plan(len(data.train))
-            _require_model(experiment, task, limits)
+            require_model(experiment, task, limits)
         except Exception as error:  # noqa: BLE001 (the site's own code may raise any)
             problem = MetricsPolicy(settings.share_metrics).explain(
                 error, "reading the data"
@@ -409,8 +409,8 @@ def _protected(limits: Limits, task: Task, method: Method) -> Method:
 
 
 @explained()
-def _require_model(experiment: Experiment, task: SiteTask, limits: Limits) -> None:
-    """Build a model that needs files or code of the site, to see that they fit."""
+def require_model(experiment: Experiment, task: SiteTask, limits: Limits) -> None:
+    """Reject a model that the site cannot build from its files and code, or protect."""
     chosen = experiment.model
     if limits.client.train and limits.privacy_budget is not None:
         require_no_buffers(_task_to_learn(experiment, task)[1].model)

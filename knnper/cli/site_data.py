@@ -8,7 +8,8 @@ import typer
 
 from knnper.cli.errors import RUN_FAILED
 from knnper.cli.formats import counted
-from knnper.cli.options import AsJson, ClientFile, Overrides
+from knnper.cli.options import AsJson, ClientFile
+from knnper.cli.site_service import ClientOverrides
 from knnper.cli.terminal import (
     MOST_LISTED,
     print_json,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from knnper.client.settings import ClientSettings
     from knnper.data.site_check import DataCheck
     from knnper.data.site_data import SiteData
+    from knnper.data.site_task import SiteTask
     from knnper.experiment import Experiment
     from knnper.own import Door
 
@@ -48,15 +50,16 @@ Describe = Annotated[
 def check(
     config: ClientFile,
     task: TaskFile = None,
-    overrides: Overrides = None,
+    overrides: ClientOverrides = None,
     describe: Describe = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a client's data: its content, and whether training can use it.
 
     With an experiment as the task, also print its fingerprint and whether the client's
-    limits allow it. Nothing leaves this machine. The exit code is 1 when training
-    cannot work, or when training and test data overlap.
+    limits and what is left of its budgets allow it. Nothing leaves this machine. The
+    exit code is 1 when training cannot work or is not allowed, or when training and
+    test data overlap.
     """
     from knnper.client.settings import read_client
     from knnper.data.site import survey_site
@@ -72,9 +75,9 @@ def check(
     result = check_site(data)
     experiment = None if task is None else _experiment(task, settings.door)
     limits: dict[str, object] = {}
-    if experiment is not None:
+    if experiment is not None and agreed is not None:
         num_train = result.splits["train"].num_examples
-        limits = _check_limits(settings, experiment, num_train)
+        limits = _check_limits(settings, experiment, agreed, num_train)
     privacy = _check_privacy(settings, experiment, str(limits.get("experiment", "")))
     if as_json:
         about = {"client": settings.name, "sent": False}
@@ -133,15 +136,23 @@ def _experiment(task: Path, door: "Door") -> "Experiment | None":
 
 
 def _check_limits(
-    settings: "ClientSettings", experiment: "Experiment", num_train: int
+    settings: "ClientSettings",
+    experiment: "Experiment",
+    task: "SiteTask",
+    num_train: int,
 ) -> dict[str, object]:
     """Return the experiment's fingerprint, and the client's objections to it."""
     from knnper.client.limits import Limits
+    from knnper.client.site import require_model
+    from knnper.errors import RefusedError
 
     limits = Limits(settings, experiment, run=0)
     refused, without_training = limits.objections(), limits.without_training(num_train)
-    if not without_training:
-        refused += limits.objections_to_training(num_train)
+    refused += limits.objections_to_plan(num_train)
+    try:
+        require_model(experiment, task, limits)
+    except RefusedError as error:
+        refused += error.reasons
     return {
         "experiment": limits.fingerprint,
         "refused": list(map(str, refused)),

@@ -185,17 +185,29 @@ def test_check_shows_epsilon_spent_and_left(config: Path) -> None:
     year = "epsilon of the year: 1.356 spent at delta 1e-05, of 2; 2 more updates"
     result = check(config)
     assert year in result.stdout.splitlines()
-    document = {
+    document: dict[str, Any] = {
         "name": "x",
         "data": SITES,
         "model": {"name": "mlp"},
         "partition": {"name": "sites"},
         "method": {"name": "knn_per"},
     }
-    task = task_of(config, **document)
+    task = task_of(config, **document, training={"num_rounds": 2})
     of_run = "epsilon of the run: 0 spent at delta 1e-05, without a budget"
     lines = check(config, "--task", task).stdout.splitlines()
     assert {year, of_run} <= set(lines)
     shown = json.loads(check(config, "--json").stdout)["privacy"]["year"]
     assert (shown["most"], shown["rounds_left"], shown["delta"]) == (2, 2, 1e-5)
     assert shown["epsilon"] == pytest.approx(1.356, abs=1e-3)
+    # Three rounds more than the year allows, and a model with BatchNorm.
+    few = ("--set", "limits.min_examples=2")
+    document["training"] = {"num_rounds": 5, "batch_size": 2}
+    refused = check(config, "--task", task_of(config, **document), *few)
+    assert refused.exit_code == 1
+    assert "more updates: 5" in " ".join(refused.stderr.split())
+    document["training"] = {"num_rounds": 1, "batch_size": 2}
+    assert check(config, "--task", task_of(config, **document), *few).exit_code == 0
+    document["model"] = {"name": "resnet18"}
+    refused = check(config, "--task", task_of(config, **document), *few)
+    assert refused.exit_code == 1
+    assert "BatchNorm" in refused.stderr
