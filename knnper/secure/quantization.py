@@ -43,8 +43,6 @@ class Quantizer:
 
         The rounding is unbiased. ``values``: finite, shape (d,). ``weight``: in (0, 1].
         """
-        if not 0 < weight <= 1:
-            raise ValueError(f"expected a weight in (0, 1], found {weight}")
         scale = weight * self._largest / self.clip_range
         scaled = np.clip(values, -self.clip_range, self.clip_range).astype(np.float64)
         scaled *= scale

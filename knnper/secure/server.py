@@ -176,6 +176,10 @@ class SecureSum:
         """
         require_enough(len(survivors), FEWEST_CLIENTS, "sent updates")
         self._survivors = {self._numbers[client] for client in survivors}
+        # If all of a group dropped out, none of its masks is in the sum.
+        self._sharing = {
+            number for number in self._sharing if self._alive(number, self._survivors)
+        }
         self._require_recoverable(self._survivors, "sent updates")
         return {
             self._names[number]: UnmaskRequest(
@@ -217,12 +221,9 @@ class SecureSum:
     def _require_recoverable(self, repliers: Collection[str], action: str) -> None:
         """Raise unless ``repliers`` hold enough shares of every secret needed."""
         for number in self._sharing:
-            if number in self._survivors or self._alive(number, self._survivors):
-                require_enough(
-                    len(self._alive(number, repliers)),
-                    self._plans[number].threshold,
-                    f"of a client's group {action}",
-                )
+            num_alive = len(self._alive(number, repliers))
+            threshold = self._plans[number].threshold
+            require_enough(num_alive, threshold, f"of a client's group {action}")
 
     def _recovered(self, number: str) -> str:
         """Recover the self-mask secret of a survivor, the masking secret of others."""

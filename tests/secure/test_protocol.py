@@ -83,6 +83,19 @@ def test_sum_after_drop_outs_at_each_stage_of_one_execution() -> None:
     assert sorted(execution.unmask_requests) == sorted(set(names) - left_out)
 
 
+def test_sum_without_a_group_that_drops_out_as_a_whole() -> None:
+    """Nobody holds the shares of clients 1 and 2 of the circle, and no mask is left."""
+    updates = updates_of(10)
+    numbers = [str(number) for number in range(1, 11)]
+    circle = random_groups(numbers, 2, np.random.default_rng(0))
+    names = [f"{int(number) - 1:03}" for number in circle]
+    dropped = {"shares": [names[0], names[3]], "masked": names[1:3]}
+    settings = SecAggPlusSettings(neighbors=2)
+    execution = Execution(updates, weights_of(updates), settings, dropped)
+    _require_sum(execution)
+    assert set(execution.unmask_requests) == set(names[4:])
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_nothing_is_unmasked_below_the_threshold(stage: str) -> None:
     updates = updates_of(10)
