@@ -49,7 +49,7 @@ from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.mean_update import differences, synthetic_update
 from knnper.strategies.core.method import AS_IT_IS
-from knnper.strategies.core.private_updates import length, private_update
+from knnper.strategies.core.private_updates import clip_factor, private_update
 
 # σ_b: this fraction of the expected clients of a round (Andrew et al. 2021, section
 # 3.1).
@@ -220,8 +220,8 @@ class PrivateTraining:
 
         return self._correlated.row(number, independent, replay=self._releases is None)
 
-    def figures(self, server_round: int, clip_norm: float) -> dict[str, float]:
-        """Return the figures of a round's record."""
+    def figures(self, server_round: int, clip_norm: float | None) -> dict[str, float]:
+        """Return the figures of a round's record; ``clip_norm``: if it was adapted."""
         figures = {}
         if self.settings.is_private:
             num_releases = self._num_before(server_round + 1)
@@ -229,7 +229,7 @@ class PrivateTraining:
             figures["delta"] = self.delta
             figures["num_releases"] = num_releases
         if self.settings.adaptive is not None:
-            figures["clip_norm"] = clip_norm
+            figures["clip_norm"] = clip_norm or self.settings.clip_norm
         return figures
 
     def as_document(self) -> dict[str, Any]:
@@ -347,13 +347,11 @@ class PrivateRound:
         for _, update in updates:
             change = differences(method, self.payload, update)
             # The server does not clip what has noise already.
-            norm = length(change) if training.sum_noise else 0.0
-            is_clipped = norm > self.clip_norm
-            self._num_unclipped += 0.5 - is_clipped
+            factor = clip_factor(change, self.clip_norm) if training.sum_noise else 1.0
+            self._num_unclipped += 0.5 - (factor < 1)
             if total is None:
                 total = torch.zeros(len(change), dtype=torch.float64)
                 template = update
-            factor = self.clip_norm / norm if is_clipped else 1.0
             total.add_(change, alpha=factor)
         require_enough()
         if total is None:

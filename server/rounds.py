@@ -76,8 +76,6 @@ class _RoundOutcome:
         See `Screening.clipped`.
     explosion
         The sign that the training explodes, or empty.
-    privacy
-        Figures of the record about privacy.
     """
 
     state: Any
@@ -85,7 +83,6 @@ class _RoundOutcome:
     tally: Tally
     clipped: Mapping[str, float]
     explosion: str
-    privacy: Mapping[str, float]
 
 
 class RoundLoop:
@@ -213,6 +210,7 @@ class RoundLoop:
             self.schedule.learn(history.gains)
             cohort = self.schedule.cohort(server_round)
             outcome = self._attempt_round(history, server_round, cohort)
+            clip_norm = history.clip_norm
             state, history = outcome.state, outcome.history
             self._history = history
             needed = self.schedule.needed_after(server_round)
@@ -225,7 +223,8 @@ class RoundLoop:
                 history,
                 self.training,
             )
-            record.update(outcome.privacy)
+            if self.privacy is not None:
+                record.update(self.privacy.figures(server_round, clip_norm))
             is_last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
                 present = Checkpoint(server_round, state, "", history)
@@ -390,17 +389,15 @@ class RoundLoop:
             None if explosion else loss,
             tally.used,
         )
-        figures: Mapping[str, float] = {}
         if private is not None:
             history = replace(history, clip_norm=private.next_clip_norm())
-            figures = private.training.figures(server_round, private.clip_norm)
         if isinstance(self.training.selection, UtilitySelection):
             history = replace(history, gains=[*history.gains, tally.gains()])
         if checks.notes_directions:
             of_rounds = [*history.agreements, agreements(checks.sketches)]
             history = replace(history, agreements=of_rounds[-ROUNDS_COMPARED:])
         return _RoundOutcome(
-            canonical(new_state), history, tally, screening.clipped, explosion, figures
+            canonical(new_state), history, tally, screening.clipped, explosion
         )
 
     def _clipping(self) -> Clipping | None:

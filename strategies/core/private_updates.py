@@ -29,13 +29,14 @@ from knnper.strategies.core.processing import UpdateProcessor
 from knnper.strategies.core.task import Task
 
 
-def length(difference: Tensor) -> float:
-    """Return the Euclidean norm of a difference (d,).
+def clip_factor(difference: Tensor, clip_norm: float) -> float:
+    """Return the factor min(1, S / ‖Δ‖) for a difference (d,).
 
     The bits of the result do not depend on the number of threads, as those of a BLAS
     would.
     """
-    return float(np.sqrt(np.square(difference.numpy(), dtype=np.float64).sum()))
+    norm = float(np.sqrt(np.square(difference.numpy(), dtype=np.float64).sum()))
+    return clip_norm / norm if norm > clip_norm else 1.0
 
 
 def private_update(
@@ -53,11 +54,10 @@ def private_update(
     rounding to float32 could double its norm.
     """
     difference = differences(method, payload, update).double()
-    norm = length(difference)
-    if norm > clip_norm:
-        difference *= clip_norm / norm
-    elif noise is None:
+    factor = clip_factor(difference, clip_norm)
+    if noise is None and factor == 1:
         return update
+    difference *= factor
     if noise is not None:
         values = noise.normal(0.0, standard_deviation, len(difference))
         difference += torch.from_numpy(values)
