@@ -82,7 +82,7 @@ class PrivacyBudget:
             experiment=self.experiment,
             server_round=server_round,
             clip_norm=self.settings.clip_norm,
-            noise_multiplier=self.settings.noise_multiplier,
+            noise_multiplier=self.settings.noise,
         )
         one_more = functools.partial(self._objections, rounds=1)
         return PrivacyLedger(self.state).append(update, one_more)
@@ -145,7 +145,7 @@ class PrivacyBudget:
         Without amplification by sampling: the server chooses who takes part.
         """
         sent = [site_release(update.noise_multiplier) for update in updates]
-        further = site_release(self.settings.noise_multiplier, rounds)
+        further = site_release(self.settings.noise, rounds)
         return epsilon_of([*sent, further], self.settings.delta)
 
 

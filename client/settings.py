@@ -82,7 +82,8 @@ class SitePrivacySettings(Settings):
         S, the largest norm of an update; useful near the norm of usual updates, from
         0.1 to 10. Null neither clips nor adds noise: only ``share`` applies.
     noise_multiplier
-        σ; useful from 1 (little privacy) to 100. 0 adds no noise, and ε is infinite.
+        σ, required with ``clip_norm``; useful from 1 (little privacy) to 100. 0 clips
+        alone, and ε is infinite.
     epsilon_run
         Most ε of one experiment, all its runs together; null is any.
     epsilon_year
@@ -96,7 +97,7 @@ class SitePrivacySettings(Settings):
     """
 
     clip_norm: PositiveFloat | None = None
-    noise_multiplier: NonNegativeFloat = 0.0
+    noise_multiplier: NonNegativeFloat | None = None
     epsilon_run: PositiveFloat | None = None
     epsilon_year: PositiveFloat | None = None
     delta: Delta = 1e-5
@@ -108,16 +109,27 @@ class SitePrivacySettings(Settings):
         """The weight that hides numbers of examples; None if they may leave."""
         return None if self.share.counts else self.weight
 
+    @property
+    def noise(self) -> float:
+        """The noise multiplier σ; 0 without noise."""
+        return self.noise_multiplier or 0.0
+
     def problems(self) -> Iterator[Problem]:
         """Yield the contradictions between these settings."""
-        if self.clip_norm is None and self.noise_multiplier > 0:
+        if self.clip_norm is not None and self.noise_multiplier is None:
+            yield Problem(
+                "limits.privacy.noise_multiplier",
+                "found null with clip_norm, expected the size of the noise, such as "
+                "50; 0 clips alone, which gives no epsilon",
+            )
+        if self.clip_norm is None and self.noise:
             yield Problem(
                 "limits.privacy.clip_norm",
                 "found null, expected a norm with which noise_multiplier sets the "
                 "deviation of the noise, such as 1.0",
             )
         for name in ("epsilon_run", "epsilon_year"):
-            if getattr(self, name) is not None and self.noise_multiplier == 0:
+            if getattr(self, name) is not None and not self.noise:
                 yield Problem(
                     f"limits.privacy.{name}",
                     "found a budget without noise, but without noise one update spends "

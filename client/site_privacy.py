@@ -34,7 +34,7 @@ def applied_privacy(
     if run.adaptive is None:
         clip_norm = min(clip_norm, run.clip_norm)
     least = client_deviation(run) / clip_norm
-    noise_multiplier = max(site.noise_multiplier, least)
+    noise_multiplier = max(site.noise, least)
     return replace(site, clip_norm=clip_norm, noise_multiplier=noise_multiplier)
 
 
@@ -85,6 +85,6 @@ class ProtectedUpdates(UpdateProcessor):
             return update
         require_no_buffers(self.task.model)
         self.require_origins(payload, update)
-        deviation = privacy.noise_multiplier * clip_norm
+        deviation = privacy.noise * clip_norm
         noise = system_noise(rng) if deviation else None
         return private_update(self, payload, update, clip_norm, noise, deviation)

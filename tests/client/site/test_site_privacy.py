@@ -101,14 +101,15 @@ def test_null_sends_the_update_bit_for_bit(file: Path) -> None:
 def test_update_is_clipped_to_the_norm(file: Path) -> None:
     plain = moved(HostileServer(file), asked(**SMALL))
     short = float(plain.norm()) / 3
-    protect(file, f"clip_norm: {short}")
+    protect(file, f"clip_norm: {short}, noise_multiplier: 0")
     clipped = moved(HostileServer(file, run=2), asked(**SMALL))
     torch.testing.assert_close(clipped, plain / 3, rtol=1e-4, atol=1e-6)
 
 
 def test_update_within_the_norm_stays(file: Path) -> None:
     plain = moved(HostileServer(file), asked(**SMALL))
-    protect(file, f"clip_norm: {3 * float(plain.norm())}")
+    norm = 3 * float(plain.norm())
+    protect(file, f"clip_norm: {norm}, noise_multiplier: 0")
     kept = moved(HostileServer(file, run=2), asked(**SMALL))
     torch.testing.assert_close(kept, plain, rtol=1e-4, atol=1e-6)
 
@@ -410,7 +411,7 @@ def test_what_is_shared_leaves(file: Path) -> None:
 
 
 def test_refusals_hide_counts(file: Path) -> None:
-    limit(file, "min_examples: 10000", "privacy: {clip_norm: 1}")
+    limit(file, "min_examples: 10000", "privacy: {clip_norm: 1, noise_multiplier: 0}")
     answer = HostileServer(file).introduced(asked(**SMALL))
     assert (answer.train, answer.num_train) == (False, 1)
     assert answer.remark.startswith("found fewer examples or steps")
