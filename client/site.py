@@ -211,11 +211,6 @@ class SiteNode:
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
         metrics_policy = MetricsPolicy(settings.share_metrics)
-
-        def explain(error: Exception) -> str:
-            self._outcome = _outcome_of(error)
-            return metrics_policy.explain(error)
-
         # The site's own code may read the data, and may hang.
         with deadline.ends("reading the data"):
             experiment, limits = self._allowed(settings, job, context.run_id)
@@ -254,7 +249,7 @@ class SiteNode:
                 ),
                 metrics=computations(experiment.run.metrics),
                 predictions=RunPredictions(states) if saves_predictions else None,
-                explain=explain,
+                explain=functools.partial(self._explain, metrics_policy),
                 secure_sums=SecureSums(experiment.training.secure_aggregation, states),
                 name=settings.name,
                 deadline=deadline,
@@ -291,10 +286,8 @@ class SiteNode:
             limits.require_plan(len(data.train))
             require_model(experiment, task, limits)
         except Exception as error:  # noqa: BLE001 (the site's own code may raise any)
-            problem = MetricsPolicy(settings.share_metrics).explain(
-                error, "reading the data"
-            )
-            self._outcome = _outcome_of(error)
+            policy = MetricsPolicy(settings.share_metrics)
+            problem = self._explain(policy, error, "reading the data")
             return introduction_content(Introduction(name, train, problem=problem))
         remark = limits.without_training(len(data.train)) if train else None
         if remark is not None:
@@ -323,7 +316,20 @@ class SiteNode:
 
     def answered(self, message: Message, context: Context) -> None:
         """Record the message in the audit log: without an entry no answer leaves."""
-        self._record(message, context)
+        settings = _settings(context)
+        AuditLog.of(settings.state).append(
+            "message",
+            server=settings.server,
+            run=context.run_id,
+            purpose=message.metadata.message_type,
+            **self._request,
+            limits={
+                "train": settings.train,
+                "share_metrics": settings.share_metrics,
+                **dataclasses.asdict(settings.limits),
+            },
+            **self._outcome,
+        )
 
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
         """Reply with the codes of an error; its text stays here."""
@@ -332,10 +338,10 @@ class SiteNode:
         with contextlib.suppress(KnnPerError, OSError):
             metrics_policy = MetricsPolicy(_settings(context).share_metrics)
         kind = message.metadata.message_type
-        reason = metrics_policy.explain(error, f"answering a message ({kind})")
-        self._outcome = _outcome_of(error)
+        activity = f"answering a message ({kind})"
+        reason = self._explain(metrics_policy, error, activity)
         with contextlib.suppress(KnnPerError, OSError):
-            self._record(message, context)
+            self.answered(message, context)
         return Message(Error(APP_FAILED, reason), reply_to=message)
 
     def _allowed(
@@ -355,30 +361,19 @@ class SiteNode:
             require_arrow()
         return experiment, limits
 
-    def _record(self, message: Message, context: Context) -> None:
-        settings = _settings(context)
-        AuditLog.of(settings.state).append(
-            "message",
-            server=settings.server,
-            run=context.run_id,
-            purpose=message.metadata.message_type,
-            **self._request,
-            limits={
-                "train": settings.train,
-                "share_metrics": settings.share_metrics,
-                **dataclasses.asdict(settings.limits),
-            },
-            **self._outcome,
-        )
-
-
-def _outcome_of(error: Exception) -> dict[str, object]:
-    """Describe an error for the audit log, by its codes."""
-    return {
-        "outcome": "refused" if isinstance(error, RefusedError) else "failed",
-        "codes": [reason.code.label for reason in reasons_of(error)],
-        "reason": text_for_others(error),
-    }
+    def _explain(
+        self,
+        metrics_policy: MetricsPolicy,
+        error: Exception,
+        activity: str = "personalization",
+    ) -> str:
+        """Note an error for the audit log, by its codes; return the server's text."""
+        self._outcome = {
+            "outcome": "refused" if isinstance(error, RefusedError) else "failed",
+            "codes": [reason.code.label for reason in reasons_of(error)],
+            "reason": text_for_others(error),
+        }
+        return metrics_policy.explain(error, activity)
 
 
 def site_experiment(text: str, door: Door) -> Experiment:
