@@ -80,7 +80,6 @@ EXAMPLE_PRIVACY: Mapping[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0}
 AT_CLIENTS: Mapping[str, Any] = {
     "clip_norm": 1.0,
     "noise_multiplier": 1.15,
-    "noise_at": "clients",
     "noise_shares": 20,
 }
 # Sections of the experiment, and attacks, by protection. The model that secure

@@ -60,14 +60,12 @@ class PrivacySettings(Settings):
     accountant
         ``pld``, privacy loss distributions, or ``rdp``, Rényi differential privacy,
         which is faster for very many rounds and gives a larger ε.
-    noise_at
-        ``server``: it adds the noise, and clients are sampled independently of each
-        other (Poisson sampling), which amplifies privacy. ``clients``: each adds a
-        share of it, for a server that sees sums only; nothing is amplified, and ε holds
-        for a round in which as many fail as ``run.max_failed_fraction`` allows.
     noise_shares
-        With ``noise_at: clients``: the number of clients of a round. Their shares of
-        the noise add up to σ S.
+        Null: the server adds the noise, and clients are sampled independently of each
+        other (Poisson sampling), which amplifies privacy. Otherwise the number of
+        clients of a round: each adds a share of the noise, for a server that sees sums
+        only, and together the shares have σ S. Then nothing is amplified, and ε holds
+        for a round in which as many fail as ``run.max_failed_fraction`` allows.
     adaptive
         Adapts the clip norm to the norms of the updates; null keeps it.
     correlated
@@ -82,7 +80,6 @@ class PrivacySettings(Settings):
     epsilon: PositiveFloat | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     accountant: Literal["pld", "rdp"] = "pld"
-    noise_at: Literal["server", "clients"] = "server"
     noise_shares: PositiveInt | None = None
     adaptive: AdaptiveClipping | None = None
     correlated: bool = False

@@ -106,7 +106,7 @@ class PrivateTraining:
             self.num_expected = num_clients / self.num_groups
         elif (
             privacy.is_private
-            and privacy.noise_at == "server"
+            and privacy.noise_shares is None
             and training.participation < 1
             # Its rounds need a fixed number of clients.
             and training.secure_aggregation is None
@@ -149,7 +149,7 @@ class PrivateTraining:
     @property
     def sum_noise(self) -> float:
         """The noise that the server adds to a sum, as a multiple of the clip norm."""
-        if self.settings.noise_at == "clients":
+        if self.settings.noise_shares is not None:
             return 0.0
         if self.count_noise:
             z, of_count = self.noise_multiplier, 2 * self.count_noise
@@ -242,7 +242,7 @@ class PrivateTraining:
             "noise_multiplier": self.noise_multiplier,
             "clip_norm": self.settings.clip_norm,
             "accountant": self.settings.accountant,
-            "noise_at": self.settings.noise_at,
+            "noise_at": "server" if self.settings.noise_shares is None else "clients",
             "sampling": self.sampling,
             "sampling_probability": self.release.sampling,
         }
@@ -262,7 +262,7 @@ class PrivateTraining:
     def _also_released(self) -> list[str]:
         """List what leaves clients beside the sums, which ε does not cover."""
         released = ["the update of each client in each round, to the server"]
-        if self.settings.noise_at == "clients":
+        if self.settings.noise_shares is not None:
             released = ["the update of each client with its share of the noise alone"]
         if self.experiment.training.secure_aggregation is not None:
             released = []

@@ -39,7 +39,7 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
     if privacy is None or not privacy.is_private:
         return None
     most = min(_NUM_CANARIES, bench.task.model.num_parameters)
-    if privacy.noise_at == "clients":  # more clients would add more noise
+    if privacy.noise_shares is not None:  # more clients would add more noise
         most = min(most, 2 * num_clients)
     method = bench.method
     if method.update_type is not ModelUpdate:

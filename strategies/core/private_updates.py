@@ -22,7 +22,6 @@ from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment, UniformSelection
 from knnper.privacy_settings import PrivacySettings
 from knnper.seeding import RandomKey
-from knnper.settings import shown
 from knnper.strategies.core.mean_update import differences, moved_update
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.processing import UpdateProcessor
@@ -80,10 +79,10 @@ class PrivateUpdates(UpdateProcessor):
 
 def client_deviation(privacy: PrivacySettings) -> float:
     """Return the standard deviation of the noise that each client adds; 0 for none."""
-    if privacy.noise_at != "clients" or not privacy.is_private:
+    if privacy.noise_shares is None:
         return 0.0
     noise = (privacy.noise_multiplier or 0.0) * privacy.clip_norm
-    return noise / math.sqrt(privacy.noise_shares or 1)
+    return noise / math.sqrt(privacy.noise_shares)
 
 
 def private_updates(task: Task, method: Method, privacy: PrivacySettings) -> Method:
@@ -127,34 +126,27 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
             "found neither noise_multiplier nor epsilon, expected at least one: the "
             "noise, or the budget from which it follows",
         )
-    at_clients = privacy.noise_at == "clients"
-    if at_clients != (privacy.noise_shares is not None):
-        yield Problem(
-            "privacy.noise_shares",
-            f"found {shown(privacy.noise_shares)} with noise_at = {privacy.noise_at}, "
-            "expected the number of clients of a round with clients, and null with "
-            "server",
-        )
-    if at_clients and privacy.noise_multiplier is None:
+    has_shares = privacy.noise_shares is not None
+    if has_shares and privacy.noise_multiplier is None:
         yield Problem(
             "privacy.noise_multiplier",
-            "found null with noise_at = clients, expected a number: clients do not "
-            "know how many they are",
+            "found null with noise_shares, expected a number: clients do not know how "
+            "many they are",
         )
     if privacy.adaptive is not None and (
-        at_clients or training.secure_aggregation is not None
+        has_shares or training.secure_aggregation is not None
     ):
         yield Problem(
             "privacy.adaptive",
-            "found settings with noise_at = clients or with secure aggregation, "
+            "found settings with noise_shares or with secure aggregation, "
             "expected null: adaptive clipping needs a server that sees single updates",
         )
     if privacy.correlated and (
-        at_clients or privacy.adaptive is not None or training.participation > 1 / 2
+        has_shares or privacy.adaptive is not None or training.participation > 1 / 2
     ):
         yield Problem(
             "privacy.correlated",
-            "found true with noise_at = clients, adaptive clipping or participation "
+            "found true with noise_shares, adaptive clipping or participation "
             "above 0.5, expected false: the server must add noise of one size in all "
             "rounds, and clients of every round gain nothing by it",
         )

@@ -17,10 +17,7 @@ def test_noise_of_real_runs_does_not_follow_from_the_seed(
 ) -> None:
     section = "{clip_norm: 0.5, noise_multiplier: 0.5}"
     if noise_at == "clients":
-        section = (
-            "{clip_norm: 0.5, noise_multiplier: 0.5, noise_at: clients, "
-            "noise_shares: 3}"
-        )
+        section = "{clip_norm: 0.5, noise_multiplier: 0.5, noise_shares: 3}"
     settings = experiment(privacy=section, **{"training.num_rounds": "2"})
     runs = [lead(three(files), settings, tmp_path / name) for name in ("a", "b")]
     assert len({weights_of(run) for run in runs}) == 2

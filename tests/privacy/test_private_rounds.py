@@ -192,9 +192,7 @@ def test_long_updates_are_clipped_and_short_ones_untouched() -> None:
 def test_clients_clip_and_add_their_share_of_the_noise() -> None:
     task = linear_task(TrainingSettings(learning_rate=100.0), num_pixels=400)
     method = FedAvg(task, FedAvg.settings_type())
-    privacy = PrivacySettings(
-        clip_norm=0.5, noise_multiplier=4.0, noise_at="clients", noise_shares=25
-    )
+    privacy = PrivacySettings(clip_norm=0.5, noise_multiplier=4.0, noise_shares=25)
     private = private_updates(task, method, privacy)
     assert client_deviation(privacy) == 4.0 * 0.5 / 5
     exact = replace(privacy, noise_multiplier=0.0)
@@ -334,9 +332,7 @@ def test_noise_from_epsilon_lasts_for_all_rounds(noise_at: Any) -> None:
     assert secure.num_expected == 20
     if noise_at == "clients":
         # 20 of 100 clients, of which 10 may fail: noise of 10 shares of 20.
-        privacy = PrivacySettings(
-            clip_norm=1.0, noise_multiplier=4.0, noise_at="clients", noise_shares=20
-        )
+        privacy = PrivacySettings(clip_norm=1.0, noise_multiplier=4.0, noise_shares=20)
         training = training_of(privacy, 100, num_rounds=30, participation=0.2)
         assert training.release.noise_multiplier == pytest.approx(4 / 2**0.5)
         assert training.release.sampling == 1.0
@@ -569,24 +565,30 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
     assert set(problems) == {"training.devices"}
     problems = problems_of(
         training={"selection": {"name": "utility"}},
-        privacy={"clip_norm": 1.0, "noise_at": "clients", "adaptive": {}, "epsilon": 1},
+        privacy={"clip_norm": 1.0, "noise_shares": 3, "adaptive": {}, "epsilon": 1},
     )
     assert set(problems) == {
         "training.selection",
         "privacy.noise_multiplier",
-        "privacy.noise_shares",
         "privacy.adaptive",
     }
     problems = problems_of(
         training={"timing": {"name": "synchronous", "over_selection": 1.3}},
-        privacy={"clip_norm": 1.0, "noise_multiplier": 1, "noise_shares": 3},
+        privacy={"clip_norm": 1.0, "noise_multiplier": 1},
     )
-    assert set(problems) == {"training.timing", "privacy.noise_shares"}
+    assert set(problems) == {"training.timing"}
     problems = problems_of(
-        privacy={"clip_norm": 0, "noise_multiplier": -1, "delta": 1.0, "sigma": 2}
+        privacy={
+            "clip_norm": 0,
+            "noise_multiplier": -1,
+            "noise_shares": 0,
+            "delta": 1.0,
+            "sigma": 2,
+        }
     )
     assert set(problems) == {
         "privacy.clip_norm",
+        "privacy.noise_shares",
         "privacy.noise_multiplier",
         "privacy.delta",
         "privacy.sigma",
@@ -636,7 +638,7 @@ def test_sum_of_masked_updates_gets_the_same_noise(tmp_path: Path) -> None:
     masked = {"name": "secagg_plus", "clip_range": 0.1, "bits": 24}
     states: dict[str, list[Tensor]] = {}
     for noise_at in ("server", "clients"):
-        shares = {"noise_at": "clients", "noise_shares": 6}
+        shares = {"noise_shares": 6}
         section = privacy | (shares if noise_at == "clients" else {})
         for name, secure in (("plain", None), ("masked", masked)):
             folder = tmp_path / f"{noise_at}-{name}"

@@ -315,8 +315,8 @@ def test_documents_without_secure_aggregation_do_not_name_it() -> None:
 @pytest.mark.parametrize(
     "privacy",
     [
-        {"noise_at": "clients", "noise_shares": 5, "noise_multiplier": 0.1},
-        {"noise_at": "server", "noise_multiplier": 0.1},
+        {"noise_shares": 5, "noise_multiplier": 0.1},
+        {"noise_multiplier": 0.1},
         {"noise_multiplier": 0},
     ],
 )
@@ -356,7 +356,6 @@ def test_release_is_noted_before_the_sum_is_unmasked(
     privacy = {
         "clip_norm": 1.0,
         "noise_multiplier": 0.1,
-        "noise_at": "clients",
         "noise_shares": 5,
     }
     bench = bench_of({"name": "secagg_plus"}, privacy)

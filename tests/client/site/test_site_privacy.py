@@ -267,9 +267,9 @@ SITE = SitePrivacySettings(clip_norm=2.0, noise_multiplier=8.0)
         (PrivacySettings(0.5, 50.0), (0.5, 8.0)),  # the server's noise
         (PrivacySettings(0.5, adaptive=AdaptiveClipping()), (2.0, 8.0)),
         # 90 * 4 / sqrt(9) = 120, and 60 times the clip norm of the site.
-        (PrivacySettings(4.0, 90.0, noise_at="clients", noise_shares=9),
+        (PrivacySettings(4.0, 90.0, noise_shares=9),
          (2.0, 60.0)),
-        (PrivacySettings(4.0, 9.0, noise_at="clients", noise_shares=9),
+        (PrivacySettings(4.0, 9.0, noise_shares=9),
          (2.0, 8.0)),
     ],
 )  # fmt: skip
@@ -283,7 +283,7 @@ def test_smaller_norm_and_larger_noise_apply(
 
 def test_run_that_asks_for_more_noise_gets_it_once(file: Path) -> None:
     protect(file, "clip_norm: 1.0, noise_multiplier: 0.5")
-    privacy = "{clip_norm: 2, noise_multiplier: 20, noise_at: clients, noise_shares: 4}"
+    privacy = "{clip_norm: 2, noise_multiplier: 20, noise_shares: 4}"
     settings = asked(**SMALL, privacy=privacy)
     numbers = moved(HostileServer(file), settings) / 20  # 20 * 2 / sqrt(4)
     assert abs(float(numbers.std()) - 1) < 6 / math.sqrt(2 * len(numbers)) + 0.01
@@ -292,7 +292,7 @@ def test_run_that_asks_for_more_noise_gets_it_once(file: Path) -> None:
 
 
 def test_share_of_the_noise_comes_from_the_operating_system(file: Path) -> None:
-    privacy = "{clip_norm: 2, noise_multiplier: 20, noise_at: clients, noise_shares: 4}"
+    privacy = "{clip_norm: 2, noise_multiplier: 20, noise_shares: 4}"
     settings = asked(**SMALL, privacy=privacy)
     first = moved(HostileServer(file), settings)
     second = moved(HostileServer(file, run=2), settings)
@@ -306,7 +306,7 @@ def test_clipping_comes_before_all_noise(
     plain = moved(HostileServer(file), asked(**SMALL))
     short = float(plain.norm()) / 2
     protect(file, f"clip_norm: {short}, noise_multiplier: 0.5")
-    privacy = "{clip_norm: 9, noise_multiplier: 20, noise_at: clients, noise_shares: 4}"
+    privacy = "{clip_norm: 9, noise_multiplier: 20, noise_shares: 4}"
     silent = SimpleNamespace(normal=lambda _mean, _deviation, size: np.zeros(size))
     monkeypatch.setattr(site_privacy, "system_noise", lambda _: silent)
     settings = asked(**SMALL, privacy=privacy)

@@ -71,7 +71,6 @@ def private_game(num_rounds: int = 5, **changes: Any) -> CanaryGame | None:
             "privacy": {
                 "clip_norm": 0.5,
                 "noise_multiplier": 1.5,
-                "noise_at": "clients",
                 "noise_shares": 20,
             }
         },
