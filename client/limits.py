@@ -287,8 +287,7 @@ class Limits:
             needed["validation"] = 1 + (training.num_rounds // every if every else 0)
         answers = Answers(self.client)
         recorded = answers.read()
-        fingerprint = self.fingerprint
-        same = [answer for answer in recorded if answer.experiment == fingerprint]
+        same = [answer for answer in recorded if answer.experiment == self.fingerprint]
         for kind, number in needed.items():
             # A run that is resumed has used a part of them.
             missing = number - _count(kind, same) % number
@@ -360,7 +359,7 @@ class Limits:
         answer = Answer(_now(), self.run, self.fingerprint, kind)
         Answers(self.client).note(answer)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Fingerprint by which a site recognises the experiment."""
         return identity_at_sites(self.experiment)

@@ -47,11 +47,6 @@ Objections = Callable[[Sequence[ProtectedUpdate]], list[SafeReason]]
 """Returns why no update may follow these."""
 
 
-def no_objections(_: Sequence[ProtectedUpdate]) -> list[SafeReason]:
-    """Return that any update may follow."""
-    return []
-
-
 @dataclass(frozen=True)
 class PrivacyLedger:
     """The record of a site's protected updates, in its state folder.
@@ -66,13 +61,22 @@ class PrivacyLedger:
 
     def read(self) -> list[ProtectedUpdate]:
         """Read all updates, oldest first."""
-        if not (self._log.path.exists() or self._head.exists()):
-            return []
-        with FileLock(self.state / LOCK, wait=True):
-            return self._read()
+        # In this order, so that a process that appends meanwhile does no harm.
+        has_log = self._log.path.exists()
+        head = read_plain(self._head).decode() if self._head.exists() else ""
+        try:
+            if has_log and not head:
+                raise AuditLogError(f"there is no {HEAD}")
+            return _UPDATES.validate_python(self._log.verify(head, _ALL).last)
+        except (AuditLogError, ValidationError) as error:
+            raise AuditLogError(
+                f"the ledger {self._log.path} cannot be trusted: {error}. Restore it "
+                f"and {HEAD} from their newest copies; or remove both, and no update "
+                "sent so far counts any more"
+            ) from error
 
     def append(
-        self, update: ProtectedUpdate, objections: Objections = no_objections
+        self, update: ProtectedUpdate, objections: Objections
     ) -> list[SafeReason]:
         """Record an update; on return it is on disk.
 
@@ -82,7 +86,7 @@ class PrivacyLedger:
         make_private(self.state)
         # Locked, so that two processes cannot both spend the last ε.
         with FileLock(self.state / LOCK, wait=True):
-            reasons = objections(self._read())
+            reasons = objections(self.read())
             if not reasons:
                 if not self._head.exists():
                     write_atomically(self._head, NO_HASH)
@@ -90,19 +94,6 @@ class PrivacyLedger:
                 head = self._log.append(_EVENT, **asdict(update))
                 write_atomically(self._head, head)
         return reasons
-
-    def _read(self) -> list[ProtectedUpdate]:
-        try:
-            if self._log.path.exists() and not self._head.exists():
-                raise AuditLogError(f"there is no {HEAD}")
-            head = read_plain(self._head).decode() if self._head.exists() else ""
-            return _UPDATES.validate_python(self._log.verify(head, _ALL).last)
-        except (AuditLogError, ValidationError) as error:
-            raise AuditLogError(
-                f"the ledger {self._log.path} cannot be trusted: {error}. Restore it "
-                f"and {HEAD} from their newest copies; or remove both, and no update "
-                "sent so far counts any more"
-            ) from error
 
     @property
     def _log(self) -> AuditLog:

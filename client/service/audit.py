@@ -5,7 +5,6 @@ import contextlib
 import logging
 from collections import Counter
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 
 from starlette.types import Scope
 
@@ -26,7 +25,6 @@ class ServiceAudit:
     def __init__(self, log: AuditLog | None) -> None:
         self._log = log
         self._counts: Counter[tuple[str, str, int]] = Counter()
-        self._since = _now()
 
     def change(
         self, event: str, caller: Caller, **details: object
@@ -57,14 +55,9 @@ class ServiceAudit:
             for (token, request, status), count in sorted(self._counts.items())
         ]
         try:
-            self._log.append("requests", since=self._since, requests=requests)
+            self._log.append("requests", requests=requests)
         except (OSError, KnnPerError) as error:
             # Predictions go on; the counts are written with those of the next hour.
             _LOG.error("the counts of requests are not in the audit log: %s", error)
             return
         self._counts.clear()
-        self._since = _now()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -37,7 +37,7 @@ MONTHS = timedelta(days=30)
 def record(state: Path, *updates: ProtectedUpdate) -> PrivacyLedger:
     ledger = PrivacyLedger(state)
     for update in updates:
-        assert ledger.append(update) == []
+        assert ledger.append(update, lambda _: []) == []
     return ledger
 
 

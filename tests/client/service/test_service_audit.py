@@ -28,7 +28,7 @@ NAME, LABEL = "Zacharias.png", "eel"
 
 def entries(state: Path) -> list[dict[str, Any]]:
     """Return the entries without their chain and time, oldest first."""
-    chain = ("number", "time", "previous", "hash", "since")
+    chain = ("number", "time", "previous", "hash")
     last = AuditLog.of(state).verify(num_last=100).last
     return [{key: entry[key] for key in entry if key not in chain} for entry in last]
 
