@@ -16,6 +16,7 @@ from torch import Tensor
 
 from knnper.files import make_private, read_plain, write_atomically
 from knnper.privacy_settings import PairwiseSettings, SecAggPlusSettings
+from knnper.reasons import Code, SafeReason
 from knnper.secure import client as protocol
 from knnper.secure.client import ClientState
 from knnper.secure.messages import (
@@ -146,6 +147,9 @@ def _require_in_range(values: Tensor, most: float) -> None:
     excess = f"{num_clipped} of {len(values)} numbers of an update beyond {most:g}"
     advice = "a larger training.secure_aggregation.clip_range"
     if num_clipped > _MOST_CLIPPED * len(values):
-        raise SecureAggregationError(f"found {excess}, expected none: set {advice}")
+        raise SecureAggregationError(
+            f"found {excess}, expected none: set {advice}",
+            reason=SafeReason(Code.CLIP_RANGE),
+        )
     if num_clipped:
         log.warning("%s are clipped; consider %s", excess, advice)

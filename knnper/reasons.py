@@ -138,6 +138,11 @@ class Code(Enum):
         "a request of secure aggregation does not fit the round, or asks for more than "
         "the sum of the updates",
     )
+    CLIP_RANGE = (
+        "training.secure_aggregation.clip_range",
+        "too many numbers of the update are beyond the range of secure aggregation; "
+        "expected a larger range",
+    )
     OTHER_MODEL = (
         "other_model",
         "the model that arrived is not the one that the server announced: damaged on "

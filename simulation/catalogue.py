@@ -107,9 +107,10 @@ def require_central(experiment: Experiment) -> None:
     """Reject an experiment that needs real clients."""
     if isinstance(experiment.data.settings, SitesSettings):
         raise RunError(
-            "the experiment is over data that stays with the sites, so it cannot be "
-            "simulated; run it on them with `knnper fed submit`, or name a data set in "
-            "the section data and how it is split in the section partition"
+            "the experiment is over data that stays with the sites, so it can be "
+            "neither simulated nor audited here; run it on them with `knnper fed "
+            "submit`, or name a data set in the section data and how it is split in "
+            "the section partition"
         )
     training = experiment.training
     if is_timed_by_clients(training):

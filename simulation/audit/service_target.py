@@ -79,7 +79,10 @@ class ServiceTarget(Target):
             self.stored, self.others, share, key.child("queries")
         )
         scores = self.memory.attack(queries, key.child("attack"))
-        reason = "the answers to this token lack the values that the attack needs"
+        reason = (
+            "the answers lack the values that the attack needs: the token's scopes "
+            "do not show them, or service.privacy withholds them"
+        )
         yield from memory_results(attacks, "memory", scores, is_member, reason)
 
 
