@@ -118,7 +118,8 @@ def main() -> None:
     log_to_stderr(verbose=options.verbose)
     die_with_parent(options.parent)
     runner = Runner(options)
-    os.write(_REPORT, READY)
+    with contextlib.suppress(BrokenPipeError):  # the node may have ended by now
+        os.write(_REPORT, READY)
     os.dup2(sys.stderr.fileno(), _REPORT)  # output of apps belongs to the log
     runner.serve()
     os._exit(0)  # torch would need long to shut down
