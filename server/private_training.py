@@ -255,35 +255,9 @@ class PrivateTraining:
             "epsilon": last.get("epsilon", 0.0 if self.settings.is_private else None),
             "clip_norm": last.get("clip_norm", self.settings.clip_norm),
             "num_releases": last.get("num_releases", 0),
-            "also_released": self._also_released(),
+            "also_released": _also_released(self),
             "stopped_at_budget": len(rounds) < self.method.num_rounds,
         }
-
-    def _also_released(self) -> list[str]:
-        """List what leaves clients beside the sums, which ε does not cover."""
-        released = ["the update of each client in each round, to the server"]
-        if self.settings.noise_shares is not None:
-            released = ["the update of each client with its share of the noise alone"]
-        if self.experiment.training.secure_aggregation is not None:
-            released = []
-            if self.sum_noise:
-                released = [
-                    "the sum of the clients' updates in each round, to the server"
-                ]
-        released += [
-            "the number of clients that train",
-            "number of examples and train loss of each client, to the server",
-            "which clients take part and which fail, to the server",
-            "mean train loss of each round, and whether the training explodes",
-            "test metrics of each client and their summaries",
-        ]
-        if self.experiment.run.validate_every:
-            released.append("validation accuracy over the clients")
-        if self.experiment.personalization.name != AS_IT_IS:
-            released.append(
-                "settings that each client chooses for itself, such as λ and k"
-            )
-        return released
 
     def _num_before(self, server_round: int) -> int:
         """Return the number of releases before a round."""
@@ -394,3 +368,27 @@ class PrivateRound:
         key = self.training.key.child("blank update")
         sent = method.client_update(self.payload, None, data, 1, key)[1]
         return sent if method.decoded is None else method.decoded(self.payload, sent)
+
+
+def _also_released(training: PrivateTraining) -> list[str]:
+    """List what leaves clients beside the sums, which ε does not cover."""
+    experiment = training.experiment
+    released = ["the update of each client in each round, to the server"]
+    if training.settings.noise_shares is not None:
+        released = ["the update of each client with its share of the noise alone"]
+    if experiment.training.secure_aggregation is not None:
+        released = []
+        if training.sum_noise:
+            released = ["the sum of the clients' updates in each round, to the server"]
+    released += [
+        "the number of clients that train",
+        "number of examples and train loss of each client, to the server",
+        "which clients take part and which fail, to the server",
+        "mean train loss of each round, and whether the training explodes",
+        "test metrics of each client and their summaries",
+    ]
+    if experiment.run.validate_every:
+        released.append("validation accuracy over the clients")
+    if experiment.personalization.name != AS_IT_IS:
+        released.append("settings that each client chooses for itself, such as λ and k")
+    return released
