@@ -139,7 +139,8 @@ def test_logs_of_server_and_sites_hold_who_asked_and_answered(
 
 
 def command(*words: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)))
+    # Wide enough for each message to stand in one line.
+    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
 
 
 def test_command_shows_entries_and_finds_an_altered_line(
