@@ -18,7 +18,6 @@ from knnper.reasons import SafeReason
 
 LEDGER, HEAD, LOCK = "privacy.jsonl", "privacy.head", "privacy.spending.lock"
 _EVENT = "update"
-_ALL = 10**9
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class PrivacyLedger:
         try:
             if has_log and not head:
                 raise AuditLogError(f"there is no {HEAD}")
-            return _UPDATES.validate_python(self._log.verify(head, _ALL).last)
+            return _UPDATES.validate_python(self._log.verify(head, num_last=None).last)
         except (AuditLogError, ValidationError) as error:
             raise AuditLogError(
                 f"the ledger {self._log.path} cannot be trusted: {error}. Restore it "

@@ -19,11 +19,7 @@ from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import Personalized, Served
 from knnper.client.secure_sums import SecureSums
 from knnper.client.settings import ClientSettings, read_client
-from knnper.client.site_privacy import (
-    ProtectedUpdates,
-    applied_privacy,
-    require_no_buffers,
-)
+from knnper.client.site_privacy import protected_updates, require_no_buffers
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime, require_own_name
 from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
@@ -65,7 +61,6 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
 )
 from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embeddings
-from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import Task
 from knnper.transport.credentials import fingerprint, read_node_key, replaced_keys
 from knnper.transport.flower_protocol import APP_FAILED
@@ -222,7 +217,9 @@ class SiteNode:
                 on_trained=lambda steps, examples: trained.append((steps, examples)),
                 noise_source=system_noise,
             )
-            protect = functools.partial(_protected, limits, learned)
+            protect = functools.partial(
+                protected_updates, learned, settings.limits.privacy, experiment.privacy
+            )
             assembly = assemble_with_task(experiment, learned, protect)
             source = _SiteSource(data, job.seen and settings.train)
             if learned.spec != whole.spec:
@@ -392,15 +389,6 @@ def site_experiment(text: str, door: Door) -> Experiment:
     return dataclasses.replace(
         experiment, model=with_local_files(experiment.model, door)
     )
-
-
-def _protected(limits: Limits, task: Task, method: Method) -> Method:
-    """Wrap a method in the site's clipping, noise and weight, if it has any."""
-    site = limits.client.limits.privacy
-    if site is None:
-        return method
-    privacy = applied_privacy(site, limits.experiment.privacy)
-    return ProtectedUpdates(task, method, privacy)
 
 
 @explained()

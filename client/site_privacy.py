@@ -12,7 +12,7 @@ from knnper.privacy import system_noise
 from knnper.privacy_settings import PrivacySettings
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.private_updates import (
     PrivateUpdates,
     client_deviation,
@@ -57,27 +57,16 @@ def require_no_buffers(model: FlatModel) -> None:
 class ProtectedUpdates(UpdateProcessor):
     """Clips the change of an update, adds noise to it, and hides its weight.
 
-    The noise is seeded by the operating system: the experiment's seed is known to the
-    server, which could subtract the noise.
-
-    Parameters
-    ----------
-    privacy
-        Of the site, with the S and σ that apply. A null norm clips nothing.
+    Its settings have the S and σ that apply; a null norm clips nothing. The noise is
+    seeded by the operating system: the experiment's seed is known to the server, which
+    could subtract the noise.
     """
 
-    def __init__(
-        self, task: Task, method: Method, privacy: SitePrivacySettings
-    ) -> None:
-        # The run's norm and noise are part of the site's.
-        if privacy.clip_norm is not None and isinstance(method, PrivateUpdates):
-            method = method.method
-        super().__init__(task, method, NoSettings())
-        self._privacy = privacy
+    settings: SitePrivacySettings
 
     @override
     def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
-        privacy = self._privacy
+        privacy = self.settings
         if privacy.fixed_weight is not None:
             update = replace(update, num_examples=privacy.fixed_weight)
         clip_norm = privacy.clip_norm
@@ -88,3 +77,18 @@ class ProtectedUpdates(UpdateProcessor):
         deviation = privacy.noise * clip_norm
         noise = system_noise(rng) if deviation else None
         return private_update(self, payload, update, clip_norm, noise, deviation)
+
+
+def protected_updates(
+    task: Task,
+    site: SitePrivacySettings | None,
+    run: PrivacySettings | None,
+    method: Method,
+) -> Method:
+    """Wrap a method in the clipping, noise and weight of a site, if it has any."""
+    if site is None:
+        return method
+    # The run's norm and noise are part of the site's.
+    if site.clip_norm is not None and isinstance(method, PrivateUpdates):
+        method = method.method
+    return ProtectedUpdates(task, method, applied_privacy(site, run))

@@ -122,7 +122,7 @@ class AuditLog:
                 self.append(event, failed=kind_of(error), **details)
             raise
 
-    def verify(self, expect_head: str = "", num_last: int = 0) -> VerifiedLog:
+    def verify(self, expect_head: str = "", num_last: int | None = 0) -> VerifiedLog:
         """Check the chain from the first line on.
 
         Parameters
@@ -130,7 +130,7 @@ class AuditLog:
         expect_head
             A head that was noted earlier: an entry must have this hash.
         num_last
-            How many of the newest entries to return.
+            How many of the newest entries to return; None returns all.
 
         Raises
         ------
