@@ -1,6 +1,7 @@
 """Mechanisms of this project with canaries, for lower bounds on ε in one run."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,13 +50,16 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
         assembly = replace(bench, method=method, key=rng)
         training = PrivateTraining(assembly, num_clients)
 
-        def update_of(
-            name: str, payload: Any, clip_norm: float, server_round: int
-        ) -> Any:
-            weights = payload.weights.clone()
-            weights[int(name)] += _TIMES_CLIP_NORM * clip_norm
-            key = rng.child("update", server_round, name)
-            return _processed(method, payload, ModelUpdate(weights, 1, 0.0), key)
+        def updates(
+            current: PrivateRound, chosen: Sequence[str]
+        ) -> Iterator[tuple[str, Any]]:
+            for name in chosen:
+                if included[int(name)]:
+                    weights = current.payload.weights.clone()
+                    weights[int(name)] += _TIMES_CLIP_NORM * current.clip_norm
+                    update = ModelUpdate(weights, 1, 0.0)
+                    key = rng.child("update", current.server_round, name)
+                    yield name, _processed(method, current.payload, update, key)
 
         canaries = [str(place) for place in range(len(included))]
         scores = np.zeros(len(included))
@@ -66,13 +70,8 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
             current = PrivateRound(training, payload, server_round, clip_norm)
             # All of them, unless the claim relies on sampling.
             chosen = training.selection().draw(canaries, len(canaries), server_round)
-            # One at a time, since each is as large as the model.
-            updates = (
-                (name, update_of(name, payload, clip_norm, server_round))
-                for name in chosen
-                if included[int(name)]
-            )
-            moved = method.aggregate(state, current.noisy_mean(updates))
+            mean = current.noisy_mean(updates(current, chosen))
+            moved = method.aggregate(state, mean)
             steps = moved.weights - state.weights
             scores += steps[: len(included)].double().numpy()
             state = moved

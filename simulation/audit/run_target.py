@@ -27,8 +27,8 @@ from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.observer import Observer
 from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import RunFolder
-from knnper.server.schedule import num_participants
-from knnper.server.selection import draw
+from knnper.server.schedule import RoundSchedule
+from knnper.server.selection import Uniform
 from knnper.settings import plain
 from knnper.simulation.audit.audit import Attack, Target
 from knnper.simulation.audit.canaries import private_training_game
@@ -291,8 +291,9 @@ class RunTarget(Target):
         training, clients = self.bench.experiment.training, self.bench.clients
         names = self.trainable
         if training.secure_aggregation is not None:
-            count = num_participants(len(names), training.participation)
-            return {MEAN: self._mean_update(draw(names, count, 1, self.bench.key))}
+            selection = Uniform(self.bench.key)
+            schedule = RoundSchedule(names, training.participation, selection)
+            return {MEAN: self._mean_update([*schedule.cohort(1).versions])}
         firsts = [self.update(name, clients.data(name)) for name in names[:_MOST_FIRST]]
         singles, rng = [], key.numpy()
         nothing = no_examples(self.bench.task.spec)

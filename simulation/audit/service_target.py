@@ -22,7 +22,7 @@ from knnper.client.service.documents import (
 )
 from knnper.client.settings import ClientSettings
 from knnper.client.site_state import SiteState
-from knnper.data.examples import Examples
+from knnper.data.examples import Examples, no_examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData
 from knnper.datastore.private_answers import PrivateAnswerSettings
@@ -101,21 +101,16 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     service = HttpService(url, token, context)
     info = service.request(Info, "/info")
     site_state = SiteState(settings.state, settings.name, door=settings.door)
-    serving = site_state.served()
-    if serving is None or serving.model != info.model or not site_state.has_store():
-        raise RunError(
-            f"{url} serves the model {info.model[:12]}, which is not served from "
-            f"{settings.state}; expected the file of the client that serves there"
-        )
-    privacy = settings.service.privacy
-    found, expected = (
-        None if shown is None else (shown.epsilon, shown.delta)
-        for shown in (info.privacy, privacy)
+    serving, privacy = site_state.served(), settings.service.privacy
+    served, expected = (
+        f"the model {model and model.model} with (ε, δ) = "
+        f"{answers and (answers.epsilon, answers.delta)}"
+        for model, answers in ((info, info.privacy), (serving, privacy))
     )
-    if found != expected:
+    if serving is None or served != expected:
         raise RunError(
-            f"{url} has private answers of (ε, δ) = {found}, expected {expected} as in "
-            "`service.privacy` of the client's file; restart the service with this file"
+            f"{url} serves {served}, expected {expected}; give the file of the client "
+            "that serves there, and restart the service if the file has changed"
         )
     model = site_state.load(serving.model)
     torch.set_num_threads(model.card.num_threads)
@@ -161,21 +156,19 @@ def split_by_store(
 
     Other examples are left out: the global model may have been trained on them.
     """
-    splits = [split for _, split in data.splits()]
-    rows = [torch.tensor([name in names for name in part.names]) for part in splits]
-    stored = [
-        part.examples.take(torch.nonzero(is_stored)[:, 0])
-        for part, is_stored in zip(splits, rows, strict=True)
-    ]
-    joined = stored[0].join(stored[1]).join(stored[2])
-    others = data.test.examples.take(torch.nonzero(~rows[2])[:, 0])
-    if len(joined) == 0 or len(others) == 0:
+    stored, others = no_examples(data.task.spec), no_examples(data.task.spec)
+    for split, part in data.splits():
+        is_stored = torch.tensor([name in names for name in part.names])
+        stored = stored.join(part.examples.take(torch.nonzero(is_stored)[:, 0]))
+        if split == "test":
+            others = part.examples.take(torch.nonzero(~is_stored)[:, 0])
+    if len(stored) == 0 or len(others) == 0:
         raise RunError(
-            f"found {len(joined)} stored examples and {len(others)} test examples that "
+            f"found {len(stored)} stored examples and {len(others)} test examples that "
             "are not stored, expected some of both: the audit compares the answers to "
             "them. Give the client's data a test split"
         )
-    return joined, others
+    return stored, others
 
 
 @dataclass(frozen=True)
@@ -204,13 +197,10 @@ class HttpService:
             )
             if response.is_success:
                 return kind.model_validate_json(response.content)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            problem = f"does not answer ({error})"
-        except ValidationError:
-            problem = "answered in an unknown form"
-        else:
             problem = f"answered {response.status_code}: {response.text[:500]}"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValidationError) as error:
+            problem = str(error)
         raise RunError(
-            f"{address} {problem}; expected a running `knnper site serve` of this "
+            f"{address}: {problem}; expected a running `knnper site serve` of this "
             "version, and a token that it knows"
         )
