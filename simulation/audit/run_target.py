@@ -251,11 +251,9 @@ class RunTarget(Target):
             if reason := self._obstacle(attack, surfaces):
                 yield AttackResult(attack, "updates", left_out=reason)
                 continue
-            for surface, updates in surfaces.items():
-                if attack == GRADIENT_MATCHING and surface != SINGLE:
-                    continue
+            for surface in surfaces if attack == ANALYTIC else (SINGLE,):
                 psnr = list[Tensor]()
-                for place, update in enumerate(updates):
+                for place, update in enumerate(surfaces[surface]):
                     if attack == ANALYTIC:
                         candidates = analytic_inputs(task, update)
                     else:
@@ -268,13 +266,14 @@ class RunTarget(Target):
     ) -> str:
         """Return why an attack is impossible; empty if it is possible."""
         task, parameters = self.bench.task, self.bench.task.model.num_parameters
-        observed = [update for updates in surfaces.values() for update in updates]
-        if not observed:
+        update = next(iter(surfaces.values()))[0]
+        shapes = {update.weights.shape, update.decrease.shape}
+        if shapes != {(task.model.num_weights,)}:
             return "an update is no vector of weights"
         if task.spec.dtype not in ("uint8", "float32"):
             return "text has no PSNR"
         if attack == ANALYTIC:
-            if len(analytic_inputs(task, observed[0])) == 0:
+            if len(analytic_inputs(task, update)) == 0:
                 return "no linear layer with a bias takes the inputs"
         elif SINGLE not in surfaces:
             return "the server sees no single update"
@@ -293,7 +292,7 @@ class RunTarget(Target):
         if training.secure_aggregation is not None:
             selection = Uniform(self.bench.key)
             schedule = RoundSchedule(names, training.participation, selection)
-            return {MEAN: self._mean_update([*schedule.cohort(1).versions])}
+            return {MEAN: [self._mean_update([*schedule.cohort(1).versions])]}
         firsts = [self.update(name, clients.data(name)) for name in names[:_MOST_FIRST]]
         singles, rng = [], key.numpy()
         nothing = no_examples(self.bench.task.spec)
@@ -302,34 +301,27 @@ class RunTarget(Target):
             train = clients.data(client).train
             example = train.take(torch.tensor([rng.integers(len(train))]))
             singles.append(self.update(client, ClientData(example, nothing)))
-        return {
-            FIRST: [update for update in firsts if update],
-            SINGLE: [update for update in singles if update],
-        }
+        return {FIRST: firsts, SINGLE: singles}
 
-    def _mean_update(self, senders: Sequence[str]) -> list[ObservedUpdate]:
-        """Return the mean of updates in round 1, to quantisation; none as in `update`.
+    def _mean_update(self, senders: Sequence[str]) -> ObservedUpdate:
+        """Return the mean of updates in round 1, to quantisation.
 
         Its examples are those of the first senders.
         """
         is_private = self.bench.experiment.privacy is not None
         examples, mean = no_examples(self.bench.task.spec), RunningMean()
-        weights = torch.empty(0)
         for place, client in enumerate(senders):
             update = self.update(client, self.bench.clients.data(client))
-            if update is None:
-                return []
             # With privacy all clients count alike.
             mean.add(update.decrease, 1 if is_private else len(update.examples))
             if place < _MOST_FIRST:
                 examples = examples.join(update.examples)
-            weights = update.weights
-        return [ObservedUpdate(weights, mean.result(), examples)]
+        return ObservedUpdate(update.weights, mean.result(), examples)
 
-    def update(self, client: str, data: ClientData) -> ObservedUpdate | None:
+    def update(self, client: str, data: ClientData) -> ObservedUpdate:
         """Return a client's update in round 1; on its own data with the run's bits.
 
-        None if an update is not one vector of the model's weights.
+        Of a method whose updates are no models, it has other shapes.
         """
         bench, method = self.bench, self.bench.method
         key = bench.key.child("broadcast", 1, client)
@@ -337,12 +329,9 @@ class RunTarget(Target):
         key = bench.key.child("client_update", 1, client)
         _, sent = method.client_update(payload, None, data, 1, key)
         update = sent if method.decoded is None else method.decoded(payload, sent)
-        change = differences(method, payload, update)
+        decrease = -differences(method, payload, update)
         weights = getattr(payload, "weights", torch.empty(0))
-        expected = (method.task.model.num_weights,)
-        if weights.shape != expected or change.shape != expected:
-            return None
-        return ObservedUpdate(weights, -change, data.train)
+        return ObservedUpdate(weights, decrease, data.train)
 
     @functools.cached_property
     def _start(self) -> Any:

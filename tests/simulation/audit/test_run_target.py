@@ -217,7 +217,6 @@ def test_first_updates_are_those_of_the_run(tmp_path: Path) -> None:
     total = torch.zeros_like(target.ended.last.state.weights, dtype=torch.float64)
     for client in target.trainable:
         update = target.update(client, target.bench.clients.data(client))
-        assert update is not None
         total += sizes[client] * (update.weights - update.decrease).double()
     mean = (total / sum(sizes.values())).float()
     assert torch.allclose(mean, target.ended.last.state.weights, atol=1e-6)
