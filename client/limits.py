@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -209,28 +209,23 @@ class Limits:
                         allowed=_as_words(allowed, known),
                     )
                 )
-        needs_metrics = method_of(experiment.method).needs_metrics
-        if needs_metrics and self.client.train and not self.client.share_metrics:
-            reasons.append(
-                SafeReason(Code.NEEDS_METRICS, method=_as_words([method], METHODS))
-            )
-        return [*reasons, *self._objections_to_updates()]
-
-    def _objections_to_updates(self) -> list[SafeReason]:
-        """Return why the site's privacy excludes the updates of the method."""
-        privacy = self.client.limits.privacy
-        if privacy is None or not self.client.train:
-            return []
-        method = method_of(self.experiment.method)
-        name = _as_words([self.experiment.method.name], METHODS)
-        reasons = []
-        if privacy.clip_norm is not None and not only_weights(method):
-            reasons.append(SafeReason(Code.NOT_ONLY_WEIGHTS, method=name))
-        # Without metrics these methods are rejected already.
-        has_statistics = method.needs_metrics and self.client.share_metrics
-        if has_statistics and not privacy.share.label_shares:
-            reasons.append(SafeReason(Code.LABEL_SHARES, method=name))
+        if self.client.train:
+            reasons += [
+                SafeReason(code, method=_as_words([method], METHODS))
+                for code in self._objections_to_updates()
+            ]
         return reasons
+
+    def _objections_to_updates(self) -> Iterator[Code]:
+        """Yield why the updates of the method may not leave the site."""
+        privacy = self.client.limits.privacy
+        method = method_of(self.experiment.method)
+        if method.needs_metrics and not self.client.share_metrics:
+            yield Code.NEEDS_METRICS
+        elif method.needs_metrics and privacy and not privacy.share.label_shares:
+            yield Code.LABEL_SHARES
+        if privacy and privacy.clip_norm is not None and not only_weights(method):
+            yield Code.NOT_ONLY_WEIGHTS
 
     def _other(self, code: Code, expected: str) -> SafeReason:
         """Return a reason with the fingerprints of both experiments."""

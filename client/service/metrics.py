@@ -22,11 +22,6 @@ _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
-def known_method(method: str) -> str:
-    """Return ``method`` if HTTP defines it, else ``other``, to bound the labels."""
-    return method if method in _METHODS else "other"
-
-
 class Metrics:
     """Counters of requests, and gauges of the model that is served."""
 
@@ -56,7 +51,7 @@ class Metrics:
         self, method: str, path: str, status: int, seconds: float
     ) -> None:
         """Count a request; ``path`` names its variable parts."""
-        self._requests.labels(known_method(method), path, str(status)).inc()
+        self._requests.labels(method, path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
         if status >= 400:
             self._errors.labels(path, str(status)).inc()
@@ -115,8 +110,9 @@ class Metered:
         try:
             await self._app(scope, receive, send_and_record)
         finally:
-            # The path of the route: callers could ask for any number of others.
+            # Callers could send any number of other methods and paths.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
             path = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - began
-            self._metrics.count_request(scope["method"], path, status, seconds)
-            self._audit.count(scope, f"{known_method(scope['method'])} {path}", status)
+            self._metrics.count_request(method, path, status, seconds)
+            self._audit.count(scope, f"{method} {path}", status)

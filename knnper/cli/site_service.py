@@ -87,13 +87,12 @@ def serve(
     )
     tokens = _tokens(settings, token_file, no_token)
     opening = functools.partial(open_served, site_state, binding.privacy)
-    audit_log = AuditLog.of(settings.state)
     app = make_service(
         settings.name,
         opening,
         tokens=tokens,
         limits=limits,
-        audit_log=audit_log,
+        audit_log=AuditLog.of(settings.state),
         privacy=binding.privacy,
     )
     if binding.privacy is not None:
