@@ -162,15 +162,25 @@ class Memory:
 def memory_results(
     attacks: Sequence[str],
     surface: str,
-    scores: Mapping[str, Scores],
-    is_member: NDArray[np.bool_],
+    outcomes: Sequence[tuple[Mapping[str, Scores], NDArray[np.bool_]]],
     reason: str,
 ) -> Iterator[AttackResult]:
-    """Yield the figures of attacks on memories; ``reason`` is for missing scores."""
+    """Yield the figures of attacks on memories together.
+
+    Parameters
+    ----------
+    outcomes
+        Of each memory: the scores by attack, and which examples are members.
+    reason
+        Why an attack has no scores.
+    """
     for attack in attacks:
         access = MEMORY_ATTACKS[attack]
-        if attack in scores:
-            yield membership_result(attack, surface, access, scores[attack], is_member)
+        possible = [outcome for outcome in outcomes if attack in outcome[0]]
+        if possible:
+            scores = np.concatenate([by_attack[attack] for by_attack, _ in possible])
+            is_member = np.concatenate([members for _, members in possible])
+            yield membership_result(attack, surface, access, scores, is_member)
         else:
             yield AttackResult(attack, surface, access, left_out=reason)
 

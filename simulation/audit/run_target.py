@@ -7,7 +7,6 @@ server sees updates.
 import functools
 import json
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,7 +193,7 @@ class RunTarget(Target):
         bench, key = self.bench, key.child("memories")
         sizes = bench.roster.sizes()
         share = min(1.0, _MOST_QUERIES / sum(sizes.values()))
-        scores, is_member = defaultdict[str, list[Scores]](list), []
+        outcomes = []
         self.observer.personalization_started(len(sizes))
         for client in sizes:
             memory = self._memory(client)
@@ -203,17 +202,10 @@ class RunTarget(Target):
             test, rng = bench.clients.test(client), key.child(client)
             if memory is None or len(data) == 0 or len(test) == 0:
                 continue
-            queries, are_members = sampled(data, test, share, rng.child("queries"))
-            for attack, values in memory.attack(queries, rng).items():
-                scores[attack].append(values)
-            is_member.append(are_members)
-        yield from memory_results(
-            attacks,
-            "memories",
-            {attack: np.concatenate(parts) for attack, parts in scores.items()},
-            np.concatenate(is_member or [np.empty(0, bool)]),
-            "the clients of the run have no memory",
-        )
+            queries, is_member = sampled(data, test, share, rng.child("queries"))
+            outcomes.append((memory.attack(queries, rng), is_member))
+        reason = "the clients of the run have no memory"
+        yield from memory_results(attacks, "memories", outcomes, reason)
 
     def _memory(self, client: str) -> Memory | None:
         predictor = client_predictor(self.ended, client)
@@ -363,17 +355,14 @@ def open_run(
 
 def _facts_of(ended: EndedRun) -> Mapping[str, str]:
     experiment, training = ended.experiment, ended.experiment.training
-    protections = {
-        "privacy": experiment.privacy,
-        "example_privacy": training.example_privacy,
-        "secure_aggregation": training.secure_aggregation,
-    }
     return {
         "address": str(ended.folder.path),
         "experiment": experiment.name,
         "method": experiment.method.name,
         "personalization": experiment.personalization.name,
-        "rounds": str(ended.bench.method.num_rounds),
+        "rounds": str(ended.last.server_round),
         "last_state": ended.last.fingerprint,
-        **{name: json.dumps(plain(section)) for name, section in protections.items()},
+        "privacy": json.dumps(plain(experiment.privacy)),
+        "example_privacy": json.dumps(plain(training.example_privacy)),
+        "secure_aggregation": json.dumps(plain(training.secure_aggregation)),
     }

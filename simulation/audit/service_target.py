@@ -78,12 +78,12 @@ class ServiceTarget(Target):
         queries, is_member = sampled(
             self.stored, self.others, share, key.child("queries")
         )
-        scores = self.memory.attack(queries, key.child("attack"))
+        outcome = self.memory.attack(queries, key.child("attack")), is_member
         reason = (
             "the answers lack the values that the attack needs: the token's scopes "
             "do not show them, or service.privacy withholds them"
         )
-        yield from memory_results(attacks, "memory", scores, is_member, reason)
+        yield from memory_results(attacks, "memory", [outcome], reason)
 
 
 def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarget:

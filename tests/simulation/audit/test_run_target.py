@@ -190,6 +190,7 @@ def test_run_that_stopped_at_its_budget_is_audited_as_far_as_it_went(
     )
     target = open_run(run, 2)
     assert 1 <= target.ended.last.server_round < 5
+    assert target.facts["rounds"] == str(target.ended.last.server_round)
     (result,) = results(target, "one_run")
     assert result.epsilon is not None
     assert not result.epsilon.is_violated
