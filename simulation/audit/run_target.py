@@ -125,16 +125,16 @@ class RunTarget(Target):
             reason = "no client has test examples to compare with"
             yield AttackResult(LIRA, "global model", left_out=reason)
             return
-        ends = np.cumsum([len(own) for own in places])[:-1]
-        examples = [pool.examples_at(own) for own in places]
+        ends = np.cumsum([len(rows) for rows in places])[:-1]
+        examples = [pool.examples_at(rows) for rows in places]
         is_out, shadow_logits = [], []
         for number in range(self.num_shadows):
             # Both models of a pair have the same draw.
             rng = key.child("halves", number // 2).numpy()
             chosen = (rng.random(len(is_member)) < 0.5) ^ bool(number % 2)
             shadow_parts = [
-                replace(part, train=own[is_chosen])
-                for part, own, is_chosen in zip(
+                replace(part, train=rows[is_chosen])
+                for part, rows, is_chosen in zip(
                     parts, places, np.split(chosen, ends), strict=True
                 )
             ]
