@@ -233,5 +233,5 @@ class SecureRound:
                 continue
             list(tally.using([measured]))  # notes it
             words = masked.view(np.uint32)
-            total = total + words if total.size else words
+            total = np.add(total, words, out=total) if total.size else words.copy()
         return total

@@ -18,9 +18,12 @@ from knnper.strategies.core.method import Method, origins
 
 
 def as_vector(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return tensors one after the other, in the order of their paths, (d,)."""
+    """Return tensors one after the other, in the order of their paths, (d,).
+
+    A single tensor is not copied.
+    """
     ordered = [tensor.reshape(-1) for _, tensor in sorted(tensors.items())]
-    return torch.cat([torch.zeros(0), *ordered])
+    return ordered[0] if len(ordered) == 1 else torch.cat([torch.zeros(0), *ordered])
 
 
 def with_vector(update: Any, vector: Tensor) -> Any:
