@@ -62,11 +62,11 @@ class PrivacyLedger:
         """Read all updates, oldest first."""
         # In this order, so that a process that appends meanwhile does no harm.
         has_log = self._log.path.exists()
-        head = read_plain(self._head).decode() if self._head.exists() else ""
+        head = read_plain(self._head).decode() if self._head.exists() else NO_HASH
         try:
-            if has_log and not head:
+            if has_log and not self._head.exists():
                 raise AuditLogError(f"there is no {HEAD}")
-            return _UPDATES.validate_python(self._log.verify(head, num_last=None).last)
+            return _UPDATES.validate_python(list(self._log.entries(head)))
         except (AuditLogError, ValidationError) as error:
             raise AuditLogError(
                 f"the ledger {self._log.path} cannot be trusted: {error}. Restore it "

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
+import knnper
 from knnper.audit_log import AuditLog
 from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import Personalized, Served
 from knnper.client.secure_sums import SecureSums
-from knnper.client.settings import ClientSettings, read_client
+from knnper.client.settings import ClientDocument, ClientSettings, read_client
 from knnper.client.site_privacy import protected_updates, require_no_buffers
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime, require_own_name
 from knnper.client.site_state import SiteState
@@ -33,7 +34,6 @@ from knnper.errors import (
     KnnPerError,
     RefusedError,
     RunError,
-    reasons_of,
     text_for_others,
 )
 from knnper.experiment import Experiment
@@ -48,6 +48,7 @@ from knnper.process import compute_device, keep_freed_memory
 from knnper.reasons import Code, SafeReason
 from knnper.secure.messages import SecureReply, SecureRequest
 from knnper.seeding import RandomKey
+from knnper.settings import dotted, plain
 from knnper.strategies.catalogue import KINDS, site_catalogue, title_of
 from knnper.strategies.core.assembly import (
     Assembly,
@@ -320,11 +321,8 @@ class SiteNode:
             run=context.run_id,
             purpose=message.metadata.message_type,
             **self._request,
-            limits={
-                "train": settings.train,
-                "share_metrics": settings.share_metrics,
-                **dataclasses.asdict(settings.limits),
-            },
+            version=knnper.__version__,
+            limits=_limits_other_than_default(settings),
             **self._outcome,
         )
 
@@ -364,13 +362,31 @@ class SiteNode:
         error: Exception,
         activity: str = "personalization",
     ) -> str:
-        """Note an error for the audit log, by its codes; return the server's text."""
+        """Note an error for the audit log; return its text for the server."""
         self._outcome = {
             "outcome": "refused" if isinstance(error, RefusedError) else "failed",
-            "codes": [reason.code.label for reason in reasons_of(error)],
             "reason": text_for_others(error),
         }
         return metrics_policy.explain(error, activity)
+
+
+def _limits_other_than_default(settings: ClientSettings) -> dict[str, object]:
+    """Return what a site allows, by dotted name, where it is not the default."""
+
+    def limits_of(document: ClientDocument) -> dict[str, object]:
+        limits = {
+            "train": document.train,
+            "share_metrics": document.share_metrics,
+            **plain(document.limits),
+        }
+        return dict(dotted(limits))
+
+    defaults = limits_of(ClientDocument(name="", server=""))
+    return {
+        name: value
+        for name, value in limits_of(settings).items()
+        if value != defaults.get(name)
+    }
 
 
 def site_experiment(text: str, door: Door) -> Experiment:

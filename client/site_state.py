@@ -90,14 +90,14 @@ class SiteState:
             Delete examples that are no longer in the data.
         """
         _require_read_for(model, data)
-        audit = AuditLog.of(self.folder.path).change(
-            "install_model",
-            model=model.fingerprint,
-            run=model.card.name,
-            took_part=took_part,
-            forget_vanished=forget_vanished,
-        )
-        with self.folder.installing(), audit:
+        with self.folder.installing():
+            AuditLog.of(self.folder.path).append(
+                "install_model",
+                model=model.fingerprint,
+                run=model.card.name,
+                took_part=took_part,
+                forget_vanished=forget_vanished,
+            )
             shutil.rmtree(self.folder.drafts, ignore_errors=True)
             if not self.has_store():
                 return build(self.folder, self.name, model, data, took_part=took_part)

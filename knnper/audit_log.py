@@ -7,13 +7,11 @@ may write the file can also rebuild the whole chain, or cut off its end. Only a 
 that was noted elsewhere reveals this.
 """
 
-import contextlib
 import hashlib
 import json
 import mmap
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from knnper.errors import RunError, kind_of
+from knnper.errors import RunError
 from knnper.files import (
     FileLock,
     JsonLines,
@@ -51,29 +49,6 @@ def record_nothing(event: str, **details: object) -> None:
 
 
 @dataclass(frozen=True)
-class VerifiedLog:
-    """The state of a log with an intact chain.
-
-    Attributes
-    ----------
-    num_entries
-        Number of all entries.
-    head
-        Hash of the last entry; `NO_HASH` without entries.
-    last
-        The newest entries, oldest first.
-    is_cut_off
-        Whether an incomplete line follows the last entry: a process was killed while it
-        wrote. The next entry replaces this line.
-    """
-
-    num_entries: int
-    head: str
-    last: Sequence[Mapping[str, Any]]
-    is_cut_off: bool
-
-
-@dataclass(frozen=True)
 class AuditLog:
     """A file of entries, one a line; any number of processes may append."""
 
@@ -86,6 +61,9 @@ class AuditLog:
 
     def append(self, event: str, **details: object) -> str:
         """Add an entry, and return its hash; on return it is on disk.
+
+        Call it before the change that it records: then a killed process leaves no
+        change without an entry.
 
         Raises
         ------
@@ -108,44 +86,26 @@ class AuditLog:
                 sync_to_disc(self.path.parent)
         return digest
 
-    @contextlib.contextmanager
-    def change(self, event: str, **details: object) -> Iterator[None]:
-        """Record a change before the block makes it, and again if the block fails.
+    def entries(self, expect_head: str = NO_HASH) -> Iterator[Mapping[str, Any]]:
+        """Yield all entries, oldest first, and check the chain to its end.
 
-        A process that is killed thus leaves no change without an entry.
-        """
-        self.append(event, **details)
-        try:
-            yield
-        except Exception as error:
-            with contextlib.suppress(OSError, AuditLogError):
-                self.append(event, failed=kind_of(error), **details)
-            raise
-
-    def verify(self, expect_head: str = "", num_last: int | None = 0) -> VerifiedLog:
-        """Check the chain from the first line on.
+        An incomplete last line is left out: a process was killed while it wrote. The
+        next entry replaces this line.
 
         Parameters
         ----------
         expect_head
             A head that was noted earlier: an entry must have this hash.
-        num_last
-            How many of the newest entries to return; None returns all.
 
         Raises
         ------
         AuditLogError
-            At the first line that was altered, removed or moved; or no entry has the
-            expected head.
+            At the first line that was altered, removed or moved; or, at the end, if no
+            entry has the expected head.
         """
-        number, head, is_cut_off = 0, NO_HASH, False
-        last: deque[Mapping[str, Any]] = deque(maxlen=num_last)
-        has_head = expect_head in ("", NO_HASH)
-        for line in self._lines():
-            if not line.endswith(b"\n"):
-                is_cut_off = True
-                break
-            number += 1
+        number, head = 0, NO_HASH
+        has_head = expect_head == NO_HASH
+        for number, line in enumerate(self._whole_lines(), 1):
             entry = self._parse(line, number)
             if (entry["number"], entry["previous"]) != (number, head):
                 raise self._broken(
@@ -156,19 +116,18 @@ class AuditLog:
                 )
             head = entry["hash"]
             has_head = has_head or head == expect_head
-            last.append(entry)
+            yield entry
         if not has_head:
             raise AuditLogError(
                 f"{self.path}: none of {number} entries has the expected head "
                 f"{expect_head}; its last entries were removed, or the whole log "
                 "was rewritten"
             )
-        return VerifiedLog(number, head, tuple(last), is_cut_off)
 
-    def _lines(self) -> Iterator[bytes]:
+    def _whole_lines(self) -> Iterator[bytes]:
         if self.path.exists():
             with open_plain(self.path) as file:
-                yield from file
+                yield from (line for line in file if line.endswith(b"\n"))
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         """Parse a whole line, and check it against its own hash."""

@@ -68,7 +68,7 @@ class LoggingObserver(Observer):
         """Log and record the figures of a round."""
         server_round, figures = record["server_round"], round_figures(record)
         self._log.info("round %d/%d: %s", server_round, self._num_rounds, figures)
-        details = ("num_clients", "num_failed", "failures")
+        details = ("num_clients", "num_failed", "participants", "failures")
         self._record(
             "round_finished",
             round=server_round,

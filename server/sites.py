@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
@@ -31,7 +31,8 @@ log = logging.getLogger("flwr")
 class SiteFederation(LiveFederation):
     """Real clients, which are sent requests by name while they are online.
 
-    ``record`` records the outcome of each exchange, for an audit log.
+    ``record`` records the outcome of each exchange, for an audit log; replies that are
+    not waited for are in the entries of their rounds.
     """
 
     directory: Directory
@@ -43,7 +44,6 @@ class SiteFederation(LiveFederation):
     record: Recorder = record_nothing
     _missing_since: dict[str, float] = field(default_factory=dict)
     _could_not_begin: list[Reply] = field(default_factory=list)
-    _begun: dict[str, Step] = field(default_factory=dict)  # by client
 
     def __post_init__(self) -> None:
         self.round_attempts = self.settings.round_attempts
@@ -51,13 +51,24 @@ class SiteFederation(LiveFederation):
     @override
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """Offline clients come last, as failures."""
+        # The reason of each client's failure, empty if there was none.
         outcomes: dict[str, str] = {}
         try:
             for reply in self._exchange(step, requests):
                 outcomes.update(dict.fromkeys(reply.clients, reply.failure or ""))
                 yield reply
         finally:
-            self._record(step, outcomes)
+            if outcomes:
+                failed = {
+                    name: failure for name, failure in outcomes.items() if failure
+                }
+                self.record(
+                    "exchange",
+                    purpose=step.purpose,
+                    round=step.server_round,
+                    answered=[name for name in outcomes if name not in failed],
+                    failed=failed,
+                )
 
     def _exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         self.directory.refresh()
@@ -83,7 +94,6 @@ class SiteFederation(LiveFederation):
 
     @override
     def begin(self, step: Step, request: Request) -> None:
-        self._begun[request.client] = step
         if self.is_available(request.client):
             self.messenger.begin(step, request)
         else:
@@ -96,11 +106,7 @@ class SiteFederation(LiveFederation):
         """Also updates the directory."""
         self.directory.refresh()
         failed, self._could_not_begin = self._could_not_begin, []
-        replies = [*failed, *self.messenger.answered()]
-        for reply in replies:
-            step = self._begun.pop(reply.client)
-            self._record(step, {reply.client: reply.failure or ""})
-        return replies
+        return [*failed, *self.messenger.answered()]
 
     @override
     def require_client(self, clients: Sequence[str], waited_s: float) -> None:
@@ -162,17 +168,6 @@ class SiteFederation(LiveFederation):
                 f"({names}). Start more, or set run.federation.min_clients{refused}"
             )
         return list(members.values())
-
-    def _record(self, step: Step, outcomes: Mapping[str, str]) -> None:
-        """Record the reason of each client's failure, empty if there was none."""
-        if outcomes:
-            self.record(
-                "exchange",
-                purpose=step.purpose,
-                round=step.server_round,
-                answered=[name for name, failure in outcomes.items() if not failure],
-                failed={name: failure for name, failure in outcomes.items() if failure},
-            )
 
     def _is_worth_waiting(self, client: str) -> bool:
         """Return whether a missing client may connect soon."""

@@ -1,6 +1,5 @@
 """The web application of the service, and its OpenAPI document."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
@@ -18,11 +17,11 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 import knnper
-from knnper.audit_log import AuditLog
+from knnper.audit_log import Recorder, record_nothing
 from knnper.client.served_model import ServedModel
 from knnper.client.service import inputs
 from knnper.client.service.access import Guard
-from knnper.client.service.audit import ServiceAudit
+from knnper.client.service.audit import RequestCounts
 from knnper.client.service.bodies import FORM, FORM_FIELD, Bodies, RequestLimits
 from knnper.client.service.endpoints import PICTURE_PATH, Service, router
 from knnper.client.service.errors import RequestError, error_response, handle_error
@@ -44,7 +43,7 @@ def make_service(
     *,
     tokens: Tokens | None,
     limits: RequestLimits | None = None,
-    audit_log: AuditLog | None = None,
+    record: Recorder = record_nothing,
     privacy: PrivateAnswerSettings | None = None,
 ) -> ASGIApp:
     """Build the service of one client.
@@ -57,28 +56,26 @@ def make_service(
         Tokens that are accepted; None answers this machine alone.
     privacy
         Settings of private answers, with which ``open_served`` opens the model.
-    audit_log
-        Gets changes of the memory, and hourly counts of requests.
+    record
+        Records changes of the memory, and hourly counts of requests.
     """
     limits = limits or RequestLimits()
     watcher = ModelWatcher(open_served, limits.poll_s)
     readers = Workers("predict", limits.num_readers, limits.max_waiting, limits.seconds)
     writers = Workers("store", 1, limits.max_waiting, limits.seconds)
     metrics = Metrics(watcher)
-    audit = ServiceAudit(audit_log)
+    counts = RequestCounts(record)
     service = Service(
-        client_name, watcher, limits, Bodies(limits), readers, writers, metrics, audit
+        client_name, watcher, limits, Bodies(limits), readers, writers, metrics, record
     )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         watcher.start()
-        counting = asyncio.create_task(audit.write_hourly())
         try:
             yield
         finally:
-            counting.cancel()
-            audit.write_counts()
+            counts.record()
             readers.close()
             writers.close()
             watcher.close()
@@ -107,7 +104,7 @@ def make_service(
     async def describe() -> JSONResponse:
         return JSONResponse(_describe(app, service, needs_token=tokens is not None))
 
-    return Metered(Guard(app, tokens), metrics, audit)
+    return Metered(Guard(app, tokens), metrics, counts)
 
 
 async def _handle_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -21,9 +21,9 @@ from fastapi.responses import FileResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import knnper
+from knnper.audit_log import Recorder
 from knnper.client.served_model import ServedModel
 from knnper.client.service.access import needs
-from knnper.client.service.audit import ServiceAudit
 from knnper.client.service.bodies import Bodies, Budget, RequestLimits
 from knnper.client.service.documents import (
     Addition,
@@ -74,7 +74,7 @@ class Service:
     readers: Workers
     writers: Workers
     metrics: Metrics
-    audit: ServiceAudit
+    record: Recorder
 
     def reader(self, served: ServedModel) -> RequestReader:
         """Return the reader of requests for a model."""
@@ -179,10 +179,8 @@ async def add(
                     "twice, expected new names; nothing is stored",
                 )
             num_examples = len(inputs)
-            with service.audit.change(
-                "add_examples", caller, num_examples=num_examples
-            ):
-                added = served.add(inputs, labels, names)
+            service.record("add_examples", token=caller.name, num_examples=num_examples)
+            added = served.add(inputs, labels, names)
             ids: list[int] = added.ids.tolist()
             return Addition(
                 examples=[
@@ -219,11 +217,11 @@ async def delete(
             # The same as are deleted below: only this thread changes the store.
             ids: list[int] = served.store.select(selection).tolist()
             message = None
-            with service.audit.change("delete_examples", caller, num_examples=len(ids)):
-                try:
-                    served.delete(selection)
-                except NotErasedError as error:
-                    message = str(error)
+            service.record("delete_examples", token=caller.name, num_examples=len(ids))
+            try:
+                served.delete(selection)
+            except NotErasedError as error:
+                message = str(error)
             return Deletion(
                 deleted=ids,
                 erased=message is None,

@@ -14,7 +14,7 @@ from prometheus_client import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from knnper.client.service.audit import ServiceAudit
+from knnper.client.service.audit import RequestCounts
 from knnper.client.service.errors import RequestError
 from knnper.client.service.session import ModelWatcher
 
@@ -89,10 +89,10 @@ class Metrics:
 class Metered:
     """Middleware that counts requests and measures their time."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, audit: ServiceAudit) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, counts: RequestCounts) -> None:
         self._app = app
         self._metrics = metrics
-        self._audit = audit
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, and count it."""
@@ -115,4 +115,4 @@ class Metered:
             path = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - began
             self._metrics.count_request(method, path, status, seconds)
-            self._audit.count(scope, f"{method} {path}", status)
+            self._counts.count(scope, f"{method} {path}", status)

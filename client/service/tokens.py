@@ -125,8 +125,8 @@ def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
             )
         ordered = tuple(scope for scope in SCOPES if scope in set(scopes))
         new = Token(name, ordered, _digest(secret), time.time())
-        with AuditLog.of(state).change("add_token", token=name, scopes=ordered):
-            _write_tokens(state, (*tokens, new))
+        AuditLog.of(state).append("add_token", token=name, scopes=ordered)
+        _write_tokens(state, (*tokens, new))
     return secret
 
 
@@ -138,8 +138,8 @@ def revoke_token(state: Path, name: str) -> None:
         if len(others) == len(tokens):
             names = ", ".join(token.name for token in tokens) or "none"
             raise RunError(f"there is no token {name!r}, expected one of: {names}")
-        with AuditLog.of(state).change("revoke_token", token=name):
-            _write_tokens(state, others)
+        AuditLog.of(state).append("revoke_token", token=name)
+        _write_tokens(state, others)
 
 
 def read_or_create_owner_token(path: Path) -> str:

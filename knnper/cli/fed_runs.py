@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,9 +97,9 @@ def submit(
         RunFolder(place).go_back(from_round)
     watch = Watch(place)
     with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
-        audit_log = AuditLog.of(settings.state)
-        with audit_log.change("submit_run", name=place.name, uid=os.getuid()):
-            run_id = submission.submit(settings, config, APPS)
+        log = AuditLog.of(settings.state)
+        log.append("submit_run", name=place.name, uid=os.getuid())
+        run_id = submission.submit(settings, config, APPS)
     say(f"Run {run_id} is submitted; everything about it will be in {place}")
     if not detach:
         _wait(federation, settings, run_id, place, watch)
@@ -328,19 +327,10 @@ def export(
 
     New sites serve it, and training can start from it with model.weights=FOLDER.
     """
-    from knnper.audit_log import AUDIT_LOG, AuditLog
     from knnper.simulation.trained_model import stored_model
     from knnper.strategies.core.exported_model import save_model
 
     model = stored_model(run)
-    # Recorded by the server whose state folder holds the run, if there is one.
-    logs = (AuditLog(parent / AUDIT_LOG) for parent in run.resolve().parents)
-    log = next((log for log in logs if log.path.is_file()), None)
-    recorded: AbstractContextManager[None] = contextlib.nullcontext()
-    if log is not None:
-        details = {"name": run.resolve().name, "model": model.fingerprint}
-        recorded = log.change("export_model", **details, uid=os.getuid())
-    with recorded:
-        save_model(folder, model)
+    save_model(folder, model)
     say(f"{folder} holds the model {model.fingerprint[:12]} of {run}.")
     say(f"On a new site: knnper site onboard client.yaml --model {folder}")

@@ -92,7 +92,7 @@ def serve(
         opening,
         tokens=tokens,
         limits=limits,
-        audit_log=AuditLog.of(settings.state),
+        record=AuditLog.of(settings.state).append,
         privacy=binding.privacy,
     )
     if binding.privacy is not None:

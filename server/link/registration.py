@@ -179,8 +179,8 @@ def reconcile(
             roster[node.node_id] = Registered(f"node-{node.node_id}", key_sha256)
         else:
             title = node.name or node.node_id
-            with audit_log.change("revoke_client", client=title, key=key_sha256):
-                registry.unregister(node.node_id)
+            audit_log.append("revoke_client", client=title, key=key_sha256)
+            registry.unregister(node.node_id)
             removed.add(key_sha256)
             logger.warning(
                 "removed %s: its key is not in the folder (%s)", title, key_sha256
@@ -193,8 +193,8 @@ def reconcile(
             )
             logger.warning(message, name, key_sha256)
         elif key_sha256 not in registered:
-            with audit_log.change("register_client", client=name, key=key_sha256):
-                node_id = registry.register(name, keys[name])
+            audit_log.append("register_client", client=name, key=key_sha256)
+            node_id = registry.register(name, keys[name])
             roster[node_id] = Registered(name, key_sha256, counts.get(name))
             logger.info("registered %s (%s)", name, key_sha256)
     if roster != before or not roster_file.exists():

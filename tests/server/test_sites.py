@@ -288,20 +288,6 @@ def test_exchange_records_who_answered_also_if_it_ends_early() -> None:
     }
 
 
-def test_each_reply_that_was_not_waited_for_is_recorded_with_its_round() -> None:
-    site_federation, _ = federation(People({1: "a", 2: "b"}))
-    site_federation.gather()
-    entries = recording(site_federation)
-    for server_round, client in enumerate(("a", "x", "b"), 3):
-        step = Step(Purpose.TRAIN, server_round, ())
-        site_federation.begin(step, Request((client,), None))
-    assert len(site_federation.answered()) == 3
-    outcomes = {
-        entry["round"]: (entry["answered"], list(entry["failed"])) for entry in entries
-    }
-    assert outcomes == {3: (["a"], []), 4: ([], ["x"]), 5: (["b"], [])}
-
-
 def test_gather_returns_once_the_least_number_is_connected() -> None:
     site_federation, _ = federation(People({1: "a", 2: "b"}), min_clients=2)
     assert sorted(member.name for member in site_federation.gather()) == ["a", "b"]
