@@ -362,9 +362,7 @@ class Limits:
     @functools.cached_property
     def privacy_budget(self) -> PrivacyBudget | None:
         """The budget of protected updates; None if the site does not clip them."""
-        return PrivacyBudget.of(
-            self.client, self.experiment.privacy, self.fingerprint, self.run
-        )
+        return PrivacyBudget.of(self.client, self.experiment.privacy, self.fingerprint)
 
 
 def _as_words(names: Sequence[str], known: Collection[str]) -> tuple[Word, ...]:

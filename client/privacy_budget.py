@@ -1,14 +1,16 @@
 """The budget of a site's privacy: ε over an experiment, and over a year."""
 
-import bisect
-import functools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
-from knnper.client.privacy_ledger import PrivacyLedger, ProtectedUpdate
+from knnper.client.privacy_ledger import (
+    ProtectedUpdate,
+    read_updates,
+    record_update,
+    spending_lock,
+)
 from knnper.client.settings import ClientSettings, SitePrivacySettings
 from knnper.client.site_privacy import applied_privacy
 from knnper.privacy import Release, epsilon_of
@@ -18,11 +20,14 @@ from knnper.reasons import Code, SafeReason, Word
 Period = Literal["run", "year"]
 PERIODS: tuple[Period, ...] = get_args(Period)
 _YEAR = timedelta(days=365)
-_MOST_ROUNDS = 10**6
 
-Spending = dict[str, float | None]
-"""Under ``epsilon`` what is spent at ``delta``, under ``most`` the budget, and under
-``rounds_left`` how many more updates it allows; None without a budget."""
+
+class Spending(TypedDict):
+    """ε at δ that updates of a period have spent, and its budget, if there is one."""
+
+    epsilon: float
+    most: float | None
+    delta: float
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,13 @@ class PrivacyBudget:
         With the S and σ of the experiment's updates; see `applied_privacy`.
     state
         The site's state folder.
-    experiment, run
-        Fingerprint of the experiment, and Flower's number of its run.
+    experiment
+        Fingerprint of the experiment.
     """
 
     settings: SitePrivacySettings
     state: Path
     experiment: str
-    run: int = 0
 
     @classmethod
     def of(
@@ -50,103 +54,76 @@ class PrivacyBudget:
         client: ClientSettings,
         run_privacy: PrivacySettings | None,
         experiment: str,
-        run: int = 0,
     ) -> "PrivacyBudget | None":
         """Return the budget at a site; None if the site does not clip its updates."""
         site = client.limits.privacy
         if site is None or site.clip_norm is None:
             return None
-        settings = applied_privacy(site, run_privacy)
-        return cls(settings, client.state, experiment, run)
-
-    def objections(self, rounds: int) -> list[SafeReason]:
-        """Return the budgets that ``rounds`` more updates would exceed."""
-        return self._objections(PrivacyLedger(self.state).read(), rounds)
+        return cls(applied_privacy(site, run_privacy), client.state, experiment)
 
     def objections_to_run(self, num_rounds: int) -> list[SafeReason]:
         """Return the budgets that a run of ``num_rounds`` would exceed."""
-        updates = PrivacyLedger(self.state).read()
+        updates = read_updates(self.state)
+        num_sent = sum(update.experiment == self.experiment for update in updates)
         # A run that is resumed has spent a part of it.
-        num_sent = len(self._counted(updates)["run"])
-        return self._objections(updates, num_rounds - num_sent % num_rounds)
+        return self.objections(num_rounds - num_sent % num_rounds)
+
+    def objections(self, rounds: int) -> list[SafeReason]:
+        """Return the budgets that ``rounds`` more updates would exceed."""
+        return [
+            SafeReason(
+                Code.NO_PRIVACY_LEFT,
+                rounds=rounds,
+                period=Word(period, PERIODS),
+                found=spending["epsilon"],
+                most=spending["most"],
+                delta=spending["delta"],
+            )
+            for period, spending in self.spending(rounds).items()
+            if spending["most"] is not None and spending["epsilon"] > spending["most"]
+        ]
 
     def spend(self, server_round: int) -> list[SafeReason]:
         """Record an update before it is sent; on return it is on disk.
 
         Return the budgets that it would exceed; it is then not recorded.
         """
-        assert self.settings.clip_norm is not None, "there is no budget without it"
-        update = ProtectedUpdate(
-            time=datetime.now(UTC),
-            run=self.run,
-            experiment=self.experiment,
-            server_round=server_round,
-            clip_norm=self.settings.clip_norm,
-            noise_multiplier=self.settings.noise,
-        )
-        one_more = functools.partial(self._objections, rounds=1)
-        return PrivacyLedger(self.state).append(update, one_more)
-
-    def spending(self) -> dict[Period, Spending]:
-        """Return what is spent and left, by period."""
-        spending: dict[Period, Spending] = {}
-        counted = self._counted(PrivacyLedger(self.state).read())
-        for period, most in self._most().items():
-            after = functools.partial(self._epsilon_after, counted[period])
-            rounds_left = None
-            if most is not None:
-                numbers = range(1, _MOST_ROUNDS)
-                rounds_left = bisect.bisect_right(numbers, most, key=after)
-            spending[period] = {
-                "epsilon": after(0),
-                "most": most,
-                "rounds_left": rounds_left,
-                "delta": self.settings.delta,
-            }
-        return spending
-
-    def _objections(
-        self, updates: Sequence[ProtectedUpdate], rounds: int
-    ) -> list[SafeReason]:
-        reasons = []
-        counted = self._counted(updates)
-        for period, most in self._most().items():
-            epsilon = self._epsilon_after(counted[period], rounds)
-            if most is not None and epsilon > most:
-                reasons.append(
-                    SafeReason(
-                        Code.NO_PRIVACY_LEFT,
-                        rounds=rounds,
-                        period=Word(period, PERIODS),
-                        found=epsilon,
-                        most=most,
-                        delta=self.settings.delta,
-                    )
+        # Locked, so that two processes cannot both spend the last ε.
+        with spending_lock(self.state):
+            reasons = self.objections(rounds=1)
+            if not reasons:
+                update = ProtectedUpdate(
+                    time=datetime.now(UTC),
+                    experiment=self.experiment,
+                    server_round=server_round,
+                    noise_multiplier=self.settings.noise,
                 )
+                record_update(self.state, update)
         return reasons
 
-    def _most(self) -> Mapping[Period, float | None]:
-        settings = self.settings
-        return {"run": settings.epsilon_run, "year": settings.epsilon_year}
-
-    def _counted(
-        self, updates: Sequence[ProtectedUpdate]
-    ) -> Mapping[Period, list[ProtectedUpdate]]:
-        """Return the updates that count, by period."""
-        begin = datetime.now(UTC) - _YEAR
-        return {
-            "run": [each for each in updates if each.experiment == self.experiment],
-            "year": [each for each in updates if each.time > begin],
-        }
-
-    def _epsilon_after(self, updates: Sequence[ProtectedUpdate], rounds: int) -> float:
-        """Return the ε of updates and ``rounds`` more.
+    def spending(self, rounds: int = 0) -> dict[Period, Spending]:
+        """Return what is spent after ``rounds`` more updates, by period.
 
         Without amplification by sampling: the server chooses who takes part.
         """
-        sent = [site_release(update.noise_multiplier) for update in updates]
-        further = site_release(self.settings.noise, rounds)
-        return epsilon_of([*sent, further], self.settings.delta)
+        settings = self.settings
+        budgets = {"run": settings.epsilon_run, "year": settings.epsilon_year}
+        updates = read_updates(self.state)
+        begin = datetime.now(UTC) - _YEAR
+        counted = {
+            "run": [each for each in updates if each.experiment == self.experiment],
+            "year": [each for each in updates if each.time > begin],
+        }
+        further = site_release(settings.noise, rounds)
+        spending: dict[Period, Spending] = {}
+        for period in PERIODS:
+            sent = [site_release(each.noise_multiplier) for each in counted[period]]
+            spending[period] = {
+                "epsilon": epsilon_of([*sent, further], settings.delta),
+                "most": budgets[period],
+                "delta": settings.delta,
+            }
+        return spending
 
 
 def site_release(noise_multiplier: float, count: int = 1) -> Release:

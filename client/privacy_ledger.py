@@ -6,15 +6,13 @@ of the last. Together they show a line that was changed or removed. Two old file
 a backup, are not recognised.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import AwareDatetime, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, TypeAdapter
 
 from knnper.audit_log import NO_HASH, AuditLog, AuditLogError
 from knnper.files import FileLock, make_private, read_plain, write_atomically
-from knnper.reasons import SafeReason
 
 LEDGER, HEAD, LOCK = "privacy.jsonl", "privacy.head", "privacy.spending.lock"
 _EVENT = "update"
@@ -26,78 +24,54 @@ class ProtectedUpdate:
 
     Attributes
     ----------
-    run, experiment, server_round
-        Flower's number of the run, the experiment's fingerprint and the round.
-    clip_norm, noise_multiplier
-        S and σ of `SitePrivacySettings`, as they were applied.
+    experiment, server_round
+        The experiment's fingerprint and the round.
+    noise_multiplier
+        σ of `SitePrivacySettings`, as it was applied.
     """
 
     time: AwareDatetime
-    run: int
     experiment: str
     server_round: int
-    clip_norm: float
     noise_multiplier: float
 
 
 _UPDATES = TypeAdapter(list[ProtectedUpdate])
 
-Objections = Callable[[Sequence[ProtectedUpdate]], list[SafeReason]]
-"""Returns why no update may follow these."""
+
+def spending_lock(state: Path) -> FileLock:
+    """Wait for the lock of a state folder's ledger, and take it."""
+    make_private(state)
+    return FileLock(state / LOCK, wait=True)
 
 
-@dataclass(frozen=True)
-class PrivacyLedger:
-    """The record of a site's protected updates, in its state folder.
+def read_updates(state: Path) -> list[ProtectedUpdate]:
+    """Read all updates in a state folder, oldest first.
 
     Raises
     ------
     AuditLogError
         If the files are damaged, or lines are missing.
     """
+    log, head = AuditLog(state / LEDGER), state / HEAD
+    # In this order, so that a process that appends meanwhile does no harm.
+    has_log = log.path.exists()
+    try:
+        is_begun = has_log or head.exists()
+        expected = read_plain(head).decode() if is_begun else NO_HASH
+        return _UPDATES.validate_python(list(log.entries(expected)))
+    except (AuditLogError, FileNotFoundError, ValueError) as error:
+        raise AuditLogError(
+            f"the ledger {log.path} cannot be trusted: {error}. Restore it and {HEAD} "
+            "from their newest copies; or remove both, and no update sent so far "
+            "counts any more"
+        ) from error
 
-    state: Path
 
-    def read(self) -> list[ProtectedUpdate]:
-        """Read all updates, oldest first."""
-        # In this order, so that a process that appends meanwhile does no harm.
-        has_log = self._log.path.exists()
-        head = read_plain(self._head).decode() if self._head.exists() else NO_HASH
-        try:
-            if has_log and not self._head.exists():
-                raise AuditLogError(f"there is no {HEAD}")
-            return _UPDATES.validate_python(list(self._log.entries(head)))
-        except (AuditLogError, ValidationError) as error:
-            raise AuditLogError(
-                f"the ledger {self._log.path} cannot be trusted: {error}. Restore it "
-                f"and {HEAD} from their newest copies; or remove both, and no update "
-                "sent so far counts any more"
-            ) from error
-
-    def append(
-        self, update: ProtectedUpdate, objections: Objections
-    ) -> list[SafeReason]:
-        """Record an update; on return it is on disk.
-
-        Return the objections to an update after those so far; if there are any, it is
-        not recorded.
-        """
-        make_private(self.state)
-        # Locked, so that two processes cannot both spend the last ε.
-        with FileLock(self.state / LOCK, wait=True):
-            reasons = objections(self.read())
-            if not reasons:
-                if not self._head.exists():
-                    write_atomically(self._head, NO_HASH)
-                # A kill in between leaves a head that lacks the last line.
-                head = self._log.append(_EVENT, **asdict(update))
-                write_atomically(self._head, head)
-        return reasons
-
-    @property
-    def _log(self) -> AuditLog:
-        return AuditLog(self.state / LEDGER)
-
-    @property
-    def _head(self) -> Path:
-        return self.state / HEAD
+def record_update(state: Path, update: ProtectedUpdate) -> None:
+    """Record an update, with the `spending_lock`; on return it is on disk."""
+    head = state / HEAD
+    if not head.exists():
+        write_atomically(head, NO_HASH)
+    # A kill in between leaves a head that lacks the last line.
+    write_atomically(head, AuditLog(state / LEDGER).append(_EVENT, **asdict(update)))

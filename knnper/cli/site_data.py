@@ -1,8 +1,7 @@
 """``knnper site check``: the content of a site's data, and its problems."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +19,7 @@ from knnper.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from knnper.client.privacy_budget import Period, Spending
+    from knnper.client.privacy_budget import Spending
     from knnper.client.settings import ClientSettings
     from knnper.data.site_check import DataCheck
     from knnper.data.site_data import SiteData
@@ -57,7 +56,7 @@ def check(
     """Check a client's data: its content, and whether training can use it.
 
     With an experiment as the task, also print its fingerprint and whether the client's
-    limits and what is left of its budgets allow it. Nothing leaves this machine. The
+    limits and budgets allow it. Nothing leaves this machine. The
     exit code is 1 when training cannot work or is not allowed, or when training and
     test data overlap.
     """
@@ -74,25 +73,23 @@ def check(
         return
     result = check_site(data)
     experiment = None if task is None else _experiment(task, settings.door)
-    limits: dict[str, object] = {}
+    limits: dict[str, Any] = {}
     if experiment is not None and agreed is not None:
         num_train = result.splits["train"].num_examples
         limits = _check_limits(settings, experiment, agreed, num_train)
-    privacy = _check_privacy(settings, experiment, str(limits.get("experiment", "")))
     if as_json:
         about = {"client": settings.name, "sent": False}
-        shown = {"privacy": privacy} if privacy else {}
-        print_json({**about, **result.document(), **limits, **shown})
+        print_json({**about, **result.document(), **limits})
     else:
         tell(f"client: {settings.name}")
         _show(result, with_task=agreed is not None)
         if experiment is not None:
             tell(f"fingerprint of the experiment: {limits['experiment']}")
-        for reason in cast("list[str]", limits.get("refused", [])):
+        for reason in limits.get("refused", []):
             say(f"Error: this client rejects the experiment: {reason}.")
         if limits.get("without_training"):
             say(f"Warning: {limits['without_training']}.")
-        for period, spent in privacy.items():
+        for period, spent in limits.get("privacy", {}).items():
             tell(f"epsilon of the {period}: {_spending(spent)}")
     if result.problems or limits.get("refused"):
         raise typer.Exit(RUN_FAILED)
@@ -140,8 +137,8 @@ def _check_limits(
     experiment: "Experiment",
     task: "SiteTask",
     num_train: int,
-) -> dict[str, object]:
-    """Return the experiment's fingerprint, and the client's objections to it."""
+) -> dict[str, Any]:
+    """Return the experiment's fingerprint, the client's objections to it, and its ε."""
     from knnper.client.limits import Limits
     from knnper.client.site import require_model
     from knnper.errors import RefusedError
@@ -153,33 +150,20 @@ def _check_limits(
         require_model(experiment, task, limits)
     except RefusedError as error:
         refused += error.reasons
+    budget = limits.privacy_budget
+    spent = {} if budget is None else {"privacy": budget.spending()}
     return {
         "experiment": limits.fingerprint,
         "refused": list(map(str, refused)),
         "without_training": str(without_training or ""),
+        **spent,
     }
-
-
-def _check_privacy(
-    settings: "ClientSettings", experiment: "Experiment | None", fingerprint: str
-) -> "Mapping[Period, Spending]":
-    """Return the spending of the site's privacy, by period; empty without clipping.
-
-    Without an experiment, of one that has not begun.
-    """
-    from knnper.client.privacy_budget import PrivacyBudget
-
-    run_privacy = None if experiment is None else experiment.privacy
-    budget = PrivacyBudget.of(settings, run_privacy, fingerprint)
-    return {} if budget is None else budget.spending()
 
 
 def _spending(spent: "Spending") -> str:
     """Format the spending of a period."""
-    text = f"{spent['epsilon']:.4g} spent at delta {spent['delta']:.3g}"
-    if spent["most"] is None:
-        return f"{text}, without a budget"
-    return f"{text}, of {spent['most']:.4g}; {spent['rounds_left']} more updates"
+    budget = "without a budget" if spent["most"] is None else f"of {spent['most']:.4g}"
+    return f"{spent['epsilon']:.4g} spent at delta {spent['delta']:.3g}, {budget}"
 
 
 def _show(result: "DataCheck", *, with_task: bool) -> None:

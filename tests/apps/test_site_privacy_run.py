@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.privacy_ledger import PrivacyLedger
+from knnper.client.privacy_ledger import read_updates
 from knnper.errors import RunError
 from knnper.privacy import Release, epsilon_of
 from knnper.seeding import RandomKey
@@ -42,7 +42,7 @@ def rounds_asked() -> list[int]:
 
 def rounds_in_ledger(files: dict[str, Path], name: str) -> list[int]:
     state = files[name].parent / f"state-{name}"
-    return [update.server_round for update in PrivacyLedger(state).read()]
+    return [update.server_round for update in read_updates(state)]
 
 
 def test_site_stops_at_its_budget_and_the_run_goes_on(

@@ -19,8 +19,10 @@ from knnper.client.privacy_budget import PrivacyBudget, site_release
 from knnper.client.privacy_ledger import (
     HEAD,
     LEDGER,
-    PrivacyLedger,
     ProtectedUpdate,
+    read_updates,
+    record_update,
+    spending_lock,
 )
 from knnper.client.settings import SitePrivacySettings
 from knnper.errors import RunError
@@ -30,15 +32,14 @@ from knnper.reasons import Code
 
 DELTA = 1e-5
 NOW = datetime.now(UTC)
-UPDATE = ProtectedUpdate(NOW, 7, "e" * 64, 1, clip_norm=1.0, noise_multiplier=8.0)
+UPDATE = ProtectedUpdate(NOW, "e" * 64, 1, noise_multiplier=8.0)
 MONTHS = timedelta(days=30)
 
 
-def record(state: Path, *updates: ProtectedUpdate) -> PrivacyLedger:
-    ledger = PrivacyLedger(state)
-    for update in updates:
-        assert ledger.append(update, lambda _: []) == []
-    return ledger
+def record(state: Path, *updates: ProtectedUpdate) -> None:
+    with spending_lock(state):
+        for update in updates:
+            record_update(state, update)
 
 
 def three_updates(state: Path) -> list[ProtectedUpdate]:
@@ -54,7 +55,7 @@ def lines_of(state: Path) -> list[str]:
 def budget(state: Path, **changes: Any) -> PrivacyBudget:
     """Return the budget of an experiment with S = 1 and σ = 8."""
     settings = SitePrivacySettings(clip_norm=1.0, noise_multiplier=8.0, **changes)
-    return PrivacyBudget(settings, state, UPDATE.experiment, 7)
+    return PrivacyBudget(settings, state, UPDATE.experiment)
 
 
 def epsilon_of_rounds(count: int, noise_multiplier: float = 8.0) -> float:
@@ -64,10 +65,10 @@ def epsilon_of_rounds(count: int, noise_multiplier: float = 8.0) -> float:
 
 
 def test_read_returns_what_was_appended(tmp_path: Path) -> None:
-    assert PrivacyLedger(tmp_path / "new").read() == []
+    assert read_updates(tmp_path / "new") == []
     assert not (tmp_path / "new").exists()
     updates = three_updates(tmp_path)
-    assert PrivacyLedger(tmp_path).read() == updates
+    assert read_updates(tmp_path) == updates
 
 
 def test_two_data_sets_differ_by_twice_the_clip_norm() -> None:
@@ -107,10 +108,10 @@ def test_damaged_ledger_is_noticed(tmp_path: Path, damage: str) -> None:
     path = tmp_path / LEDGER
     path.write_text(DAMAGES[damage](path.read_text()))
     with pytest.raises(RunError, match=r"cannot be trusted.*remove both") as raised:
-        PrivacyLedger(tmp_path).read()
+        read_updates(tmp_path)
     assert [reason.code for reason in raised.value.reasons] == [Code.UNUSABLE_STATE]
     with pytest.raises(RunError, match="cannot be trusted"):
-        record(tmp_path, UPDATE)
+        budget(tmp_path).spend(4)
 
 
 @pytest.mark.parametrize("name", [LEDGER, HEAD])
@@ -118,9 +119,9 @@ def test_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
     three_updates(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(RunError, match="cannot be trusted"):
-        PrivacyLedger(tmp_path).read()
+        read_updates(tmp_path)
     (tmp_path / (HEAD if name == LEDGER else LEDGER)).unlink()
-    assert PrivacyLedger(tmp_path).read() == []
+    assert read_updates(tmp_path) == []
 
 
 @pytest.mark.parametrize("num_before", [0, 2])
@@ -139,9 +140,10 @@ def test_kills_between_line_and_head_keep_the_lines(
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 record(tmp_path, UPDATE)
-    assert len(PrivacyLedger(tmp_path).read()) == num_before + 2
+    assert len(read_updates(tmp_path)) == num_before + 2
     # The next line brings the head up to date.
-    assert len(record(tmp_path, UPDATE).read()) == num_before + 3
+    record(tmp_path, UPDATE)
+    assert len(read_updates(tmp_path)) == num_before + 3
     last = json.loads(lines_of(tmp_path)[-1])
     assert (tmp_path / HEAD).read_text() == last["hash"]
 
@@ -150,8 +152,9 @@ def test_kill_within_a_line_loses_that_line_alone(tmp_path: Path) -> None:
     three_updates(tmp_path)
     path = tmp_path / LEDGER
     path.write_text(path.read_text() + '{"time": "2026-')
-    assert len(PrivacyLedger(tmp_path).read()) == 3
-    assert len(record(tmp_path, UPDATE).read()) == 4
+    assert len(read_updates(tmp_path)) == 3
+    record(tmp_path, UPDATE)
+    assert len(read_updates(tmp_path)) == 4
 
 
 def test_line_is_on_disk_before_append_returns(
@@ -181,7 +184,7 @@ def test_writers_that_share_a_ledger_do_not_exceed_the_budget(tmp_path: Path) ->
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(spend, range(20))) == 5
-    assert len(PrivacyLedger(tmp_path).read()) == 5
+    assert len(read_updates(tmp_path)) == 5
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 50])
@@ -201,10 +204,9 @@ def test_spending_stops_at_the_budget_of_the_run(tmp_path: Path) -> None:
         True,
         True,
     ]
-    other = replace(limited, experiment="f" * 64, run=8)
+    other = replace(limited, experiment="f" * 64)
     assert other.spend(1) == [], "another experiment has a budget of its own"
-    again = replace(limited, run=9)
-    assert [str(reason) for reason in again.spend(4)] == [
+    assert [str(reason) for reason in limited.spend(4)] == [
         f"the epsilon of the run would be {epsilon_of_rounds(4):.4g} with this many "
         f"more updates: 1; expected {epsilon_of_rounds(3):.4g} or less at delta 1e-05 "
         "(limits.privacy)"
@@ -219,7 +221,6 @@ def test_year_counts_all_experiments_and_forgets_after_365_days(tmp_path: Path) 
     record(tmp_path, *aged)
     limited = budget(tmp_path, epsilon_year=enough_for(3), epsilon_run=100.0)
     assert limited.spending()["year"]["epsilon"] == pytest.approx(epsilon_of_rounds(2))
-    assert limited.spending()["year"]["rounds_left"] == 1
     assert limited.spending()["run"]["epsilon"] == 0
     assert limited.spend(1) == []
     (reason,) = limited.spend(2)
@@ -240,20 +241,17 @@ def test_an_update_without_noise_exceeds_every_later_budget(tmp_path: Path) -> N
     record(tmp_path, replace(UPDATE, noise_multiplier=0.0))
     limited = budget(tmp_path, epsilon_run=100.0)
     assert limited.spending()["run"]["epsilon"] == math.inf
-    assert limited.spending()["run"]["rounds_left"] == 0
     assert limited.spend(2)
 
 
-def test_ledger_names_run_round_and_noise(tmp_path: Path) -> None:
+def test_ledger_names_experiment_round_and_noise(tmp_path: Path) -> None:
     budget(tmp_path).spend(4)
     (text,) = lines_of(tmp_path)
     line = json.loads(text)
     for name in ("number", "time", "event", "previous", "hash"):
         line.pop(name)
     assert line == {
-        "run": 7,
         "experiment": "e" * 64,
         "server_round": 4,
-        "clip_norm": 1.0,
         "noise_multiplier": 8.0,
     }

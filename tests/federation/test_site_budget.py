@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from knnper.client.privacy_ledger import PrivacyLedger
+from knnper.client.privacy_ledger import read_updates
 from knnper.privacy import Release, epsilon_of
 from knnper.seeding import RandomKey
 from knnper.server.selection import draw
@@ -50,7 +50,7 @@ def test_site_stops_at_its_budget_and_the_run_goes_on(found: Found) -> None:
     assert list(refused) == rounds[BUDGET:]
     assert all("(limits.privacy)" in reason for reason in refused.values())
     state = federation.client_folder(limited) / "state"
-    updates = PrivacyLedger(state).read()
+    updates = read_updates(state)
     assert [update.server_round for update in updates] == rounds[:BUDGET]
     assert set(run.clients) == {*SEEN} - {limited}, "it withholds its metrics"
     assert (state / "serving.json").exists(), "it gets the model"

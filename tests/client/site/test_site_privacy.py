@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from knnper.client import site_privacy
-from knnper.client.privacy_ledger import LEDGER, PrivacyLedger
+from knnper.client.privacy_ledger import LEDGER, read_updates
 from knnper.client.runtime import TrainingRequest
 from knnper.client.settings import SitePrivacySettings, read_client
 from knnper.client.site_privacy import applied_privacy, only_weights
@@ -125,8 +125,8 @@ def test_noise_is_gaussian_with_the_deviation_that_is_accounted(file: Path) -> N
     for quantile in (0.1, 0.5, 0.9):
         fraction = (numbers < norm.ppf(quantile)).double().mean()
         assert abs(float(fraction) - quantile) < 6 * 0.5 / math.sqrt(count) + 0.01
-    (entry,) = PrivacyLedger(state(file)).read()
-    assert (entry.clip_norm, entry.noise_multiplier) == (0.5, 20)
+    (entry,) = read_updates(state(file))
+    assert entry.noise_multiplier == 20
 
 
 def test_rounding_to_large_weights_does_not_lengthen_the_update(
@@ -190,7 +190,7 @@ def test_site_stops_at_its_budget(file: Path) -> None:
     words = r"epsilon of the run .* expected .* at delta 1e-05 \(limits.privacy\)"
     not_trained(server, settings, words)
     not_trained(HostileServer(file, run=2), settings, words)
-    assert len(PrivacyLedger(state(file)).read()) == 3
+    assert len(read_updates(state(file))) == 3
 
 
 def test_another_experiment_meets_the_budget_of_the_year(file: Path) -> None:
@@ -287,8 +287,8 @@ def test_run_that_asks_for_more_noise_gets_it_once(file: Path) -> None:
     settings = asked(**SMALL, privacy=privacy)
     numbers = moved(HostileServer(file), settings) / 20  # 20 * 2 / sqrt(4)
     assert abs(float(numbers.std()) - 1) < 6 / math.sqrt(2 * len(numbers)) + 0.01
-    (entry,) = PrivacyLedger(state(file)).read()
-    assert (entry.clip_norm, entry.noise_multiplier) == (1.0, 20.0)
+    (entry,) = read_updates(state(file))
+    assert entry.noise_multiplier == 20
 
 
 def test_share_of_the_noise_comes_from_the_operating_system(file: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from knnper.client.privacy_budget import PrivacyBudget
-from knnper.client.privacy_ledger import PrivacyLedger
+from knnper.client.privacy_ledger import read_updates
 from knnper.client.settings import SitePrivacySettings
 from knnper.privacy import Release, epsilon_of
 
@@ -29,7 +29,7 @@ def budget(state: Path) -> PrivacyBudget:
         noise_multiplier=NOISE_MULTIPLIER,
         epsilon_run=epsilon_of(releases, 1e-5) + 1e-6,
     )
-    return PrivacyBudget(settings, state, "e" * 64, 1)
+    return PrivacyBudget(settings, state, "e" * 64)
 
 
 def send_updates(state: Path, pipe: int) -> None:
@@ -81,7 +81,7 @@ def main(folder: Path) -> None:
         num_killed, num_sent = kill_pair(state, longest_s)
         # However busy the machine is: a pair sends a few updates before it is killed.
         longest_s *= 1.3 if num_sent < 2 else 0.8
-        num_recorded = len(PrivacyLedger(state).read())
+        num_recorded = len(read_updates(state))
         records.append(
             {
                 "budget": int(state.name),
