@@ -34,30 +34,21 @@ def coefficients(band: int) -> Noise:
 class CorrelatedNoise:
     """The rows of C^-1 Z, one after the other.
 
-    It keeps the last b - 1 rows in memory. A process that begins later without them, as
-    after a crash, begins another matrix, with the same guarantee and more noise.
+    It keeps the last b - 1 rows in memory. A process that begins after ``num_rows``
+    rows without them, as after a crash, begins another matrix, with the same guarantee
+    and more noise.
     """
 
-    def __init__(self, band: int) -> None:
+    def __init__(self, band: int, num_rows: int = 0) -> None:
         self._coefficients = coefficients(band)
         self._recent: deque[Noise] = deque(maxlen=max(1, band - 1))
-        self._num_rows = 0
+        self._num_rows = num_rows
 
-    def row(
-        self, number: int, independent: Callable[[int], Noise], replay: bool
-    ) -> Noise:
-        """Return a row, counted from 1.
+    def row(self, number: int, independent: Callable[[int], Noise]) -> Noise:
+        """Return the last row or a later one, counted from 1.
 
-        Parameters
-        ----------
-        independent
-            Returns a row of Z, (d,).
-        replay
-            Whether to compute the rows before it again, if they are not known.
+        ``independent`` returns a row of Z, (d,), for each row up to this one.
         """
-        if number != self._num_rows + 1:
-            self._recent.clear()
-            self._num_rows = 0 if replay else number - 1
         for missing in range(self._num_rows + 1, number + 1):
             row = independent(missing)
             for coefficient, earlier in zip(

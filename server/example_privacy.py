@@ -24,8 +24,7 @@ def example_privacy_summary(
     ``sizes``: training examples by client. ``schedule``: of the finished run.
     """
     training = assembly.experiment.training
-    settings, most = training.example_privacy, assembly.method.num_rounds
-    assert settings is not None
+    most = assembly.method.num_rounds
     if is_timed_by_clients(training):
         num_rounds = Counter(dict.fromkeys(sizes, most))
     else:
@@ -44,6 +43,4 @@ def example_privacy_summary(
         "unit": "example",
         "epsilon": epsilon if math.isfinite(epsilon) else None,
         "delta": delta,
-        "noise_multiplier": settings.noise_multiplier,
-        "clip_norm": settings.clip_norm,
     }

@@ -24,7 +24,7 @@ round that is repeated after a crash counts twice.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ import torch
 
 from knnper.data.examples import ClientData, Examples, blank_input, no_examples
 from knnper.errors import RunError
+from knnper.experiment import Experiment
 from knnper.files import JsonLines
 from knnper.privacy import (
     Release,
@@ -49,7 +50,7 @@ from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.mean_update import differences, synthetic_update
 from knnper.strategies.core.method import AS_IT_IS
-from knnper.strategies.core.private_updates import clip_factor, private_update
+from knnper.strategies.core.private_updates import clip_factor
 
 # σ_b: this fraction of the expected clients of a round (Andrew et al. 2021, section
 # 3.1).
@@ -60,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class PrivateTraining:
-    """The mechanism of a run with the section ``privacy``, and what it costs.
+    """The mechanism of a run with noise in its section ``privacy``, and what it costs.
 
     Parameters
     ----------
@@ -74,9 +75,8 @@ class PrivateTraining:
     ----------
     num_expected
         q N, the clients that a round is expected to have; the denominator.
-    sampling
-        ``poisson``; ``in_turn``; ``uniform`` (of a fixed size, not amplified); or
-        ``all``.
+    selection
+        How the clients of a round are sampled.
     release
         What is accounted for a client that takes part in a round.
     noise_multiplier
@@ -95,26 +95,30 @@ class PrivateTraining:
         privacy, training = experiment.privacy, experiment.training
         assert privacy is not None
         self.settings = privacy
-        # 1. The clients of a round.
+        # 1. The releases so far.
+        self.noise_source = seeded_noise if releases is None else system_noise
+        self._releases = releases
+        self._num_noted = 0 if releases is None else len(releases.read())
+        # 2. The clients of a round.
+        self.selection: ClientSelection = Uniform(self.key)
         count = num_participants(num_clients, training.participation)
-        self.sampling = "all" if count == num_clients else "uniform"
         self.num_expected = float(count)
         self.num_groups, probability = 1, 1.0
-        if privacy.correlated and privacy.is_private:
-            self.sampling = "in_turn"
+        if privacy.correlated:
             self.num_groups = int(1 / training.participation + _ROUNDING)
             self.num_expected = num_clients / self.num_groups
+            self.selection = InTurn(self.key, self.num_groups, self._num_before)
         elif (
-            privacy.is_private
-            and privacy.noise_shares is None
+            privacy.noise_shares is None
             and training.participation < 1
             # Its rounds need a fixed number of clients.
             and training.secure_aggregation is None
         ):
-            self.sampling = "poisson"
             probability = training.participation
             self.num_expected = probability * num_clients
-        # 2. The noise.
+            self.selection = Poisson(self.key, probability, self.noise_source)
+        self._correlated = CorrelatedNoise(self.num_groups, self._num_noted)
+        # 3. The noise.
         self.delta = privacy.delta or default_delta(num_clients)
         multiplier = privacy.noise_multiplier
         if multiplier is None:
@@ -132,16 +136,11 @@ class PrivateTraining:
             least = max(1, count - num_spare)
             accounted = multiplier * math.sqrt(least / privacy.noise_shares)
         self.release = Release(accounted, probability)
-        # 3. The releases so far.
-        self.noise_source = seeded_noise if releases is None else system_noise
-        self._releases = releases
-        self._num_noted = 0 if releases is None else len(releases.read())
-        self._correlated = CorrelatedNoise(self.num_groups)
 
     @property
     def count_noise(self) -> float:
-        """σ_b, the noise on the number of unclipped updates; 0 without noise."""
-        if self.settings.adaptive is None or not self.settings.is_private:
+        """σ_b, the noise on the number of unclipped updates; 0 if it is not used."""
+        if self.settings.adaptive is None:
             return 0.0
         # Above half the multiplier, so that the noise of the sum stays finite.
         return max(_COUNT_NOISE * self.num_expected, self.noise_multiplier)
@@ -156,14 +155,6 @@ class PrivateTraining:
             return float((z**-2 - of_count**-2) ** -0.5)
         length_of_column = np.linalg.norm(coefficients(self.num_groups))
         return self.noise_multiplier * float(length_of_column)
-
-    def selection(self) -> ClientSelection:
-        """Return how the clients of a round are sampled."""
-        if self.sampling == "poisson":
-            return Poisson(self.key, self.release.sampling, self.noise_source)
-        if self.sampling == "in_turn":
-            return InTurn(self.key, self.num_groups, self._num_before)
-        return Uniform(self.key)
 
     def epsilon_after(self, num_releases: int, delta: float | None = None) -> float:
         """Return ε of the first releases, at δ of the run or another; may be inf."""
@@ -197,14 +188,7 @@ class PrivateTraining:
     def note_release(self, server_round: int) -> None:
         """Add a release to the file of a run with real clients."""
         if self._releases is not None:
-            release = self.release
-            self._releases.append(
-                {
-                    "server_round": server_round,
-                    "noise_multiplier": release.noise_multiplier,
-                    "sampling": release.sampling,
-                }
-            )
+            self._releases.append({"server_round": server_round})
             self._num_noted += 1
 
     def correlated_noise(self, server_round: int, deviation: float, size: int) -> Noise:
@@ -218,16 +202,16 @@ class PrivateTraining:
             key = self.key.child("privacy noise", number)
             return self.noise_source(key).normal(0.0, deviation, size)
 
-        return self._correlated.row(number, independent, replay=self._releases is None)
+        return self._correlated.row(number, independent)
 
     def figures(self, server_round: int, clip_norm: float | None) -> dict[str, float]:
         """Return the figures of a round's record; ``clip_norm``: if it was adapted."""
-        figures = {}
-        if self.settings.is_private:
-            num_releases = self._num_before(server_round + 1)
-            figures["epsilon"] = self.epsilon_after(num_releases)
-            figures["delta"] = self.delta
-            figures["num_releases"] = num_releases
+        num_releases = self._num_before(server_round + 1)
+        figures = {
+            "epsilon": self.epsilon_after(num_releases),
+            "delta": self.delta,
+            "num_releases": num_releases,
+        }
         if self.settings.adaptive is not None:
             figures["clip_norm"] = clip_norm or self.settings.clip_norm
         return figures
@@ -236,27 +220,12 @@ class PrivateTraining:
         """Return plain values for the manifest, with the ε that the run may spend."""
         epsilon = self.epsilon_after(self.method.num_rounds)
         return {
-            "epsilon": min(epsilon, self.settings.epsilon or epsilon),
             "unit": "client",
+            "epsilon": min(epsilon, self.settings.epsilon or epsilon),
             "delta": self.delta,
             "noise_multiplier": self.noise_multiplier,
-            "clip_norm": self.settings.clip_norm,
-            "accountant": self.settings.accountant,
-            "noise_at": "server" if self.settings.noise_shares is None else "clients",
-            "sampling": self.sampling,
             "sampling_probability": self.release.sampling,
-        }
-
-    def summary(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Make the entry ``training.privacy`` of ``results.json``."""
-        last = rounds[-1] if rounds else {}
-        return {
-            **self.as_document(),
-            "epsilon": last.get("epsilon", 0.0 if self.settings.is_private else None),
-            "clip_norm": last.get("clip_norm", self.settings.clip_norm),
-            "num_releases": last.get("num_releases", 0),
-            "also_released": _also_released(self),
-            "stopped_at_budget": len(rounds) < self.method.num_rounds,
+            "also_released": _also_released(self.experiment),
         }
 
     def _num_before(self, server_round: int) -> int:
@@ -286,18 +255,10 @@ class PrivateRound:
     _is_noted: bool = field(default=False, init=False)
 
     def note(self) -> None:
-        """Note a noisy release on disk, once, before anything of it is known."""
-        if self.training.settings.is_private and not self._is_noted:
+        """Note a release on disk, once, before anything of it is known."""
+        if not self._is_noted:
             self.training.note_release(self.server_round)
             self._is_noted = True
-
-    def alike(self, updates: Updates[Any], weight: int) -> Iterator[tuple[str, Any]]:
-        """Yield the updates of a round without noise: clipped, all with one weight."""
-        method = self.training.method
-        for client, update in updates:
-            short = private_update(method, self.payload, update, self.clip_norm)
-            self._num_unclipped += 0.5 if short is update else -0.5
-            yield client, replace(short, num_examples=weight)
 
     def noisy_mean(
         self,
@@ -370,16 +331,14 @@ class PrivateRound:
         return sent if method.decoded is None else method.decoded(self.payload, sent)
 
 
-def _also_released(training: PrivateTraining) -> list[str]:
+def _also_released(experiment: Experiment) -> list[str]:
     """List what leaves clients beside the sums, which ε does not cover."""
-    experiment = training.experiment
-    released = ["the update of each client in each round, to the server"]
-    if training.settings.noise_shares is not None:
-        released = ["the update of each client with its share of the noise alone"]
-    if experiment.training.secure_aggregation is not None:
-        released = []
-        if training.sum_noise:
-            released = ["the sum of the clients' updates in each round, to the server"]
+    assert experiment.privacy is not None
+    released = []
+    if experiment.training.secure_aggregation is None:
+        released.append("the update of each client in each round, to the server")
+    elif experiment.privacy.noise_shares is None:
+        released.append("the sum of the clients' updates in each round, to the server")
     released += [
         "the number of clients that train",
         "number of examples and train loss of each client, to the server",

@@ -119,7 +119,8 @@ class RoundLoop:
         self.on_round = on_round
         self.on_return = on_return
         self.privacy: PrivateTraining | None = None
-        if assembly.experiment.privacy is not None:
+        privacy = assembly.experiment.privacy
+        if privacy is not None and privacy.is_private:
             releases = None if federation.trusts_clients else checkpoints.releases
             self.privacy = PrivateTraining(assembly, len(self.clients), releases)
         self._warned_of_count: set[str] = set()
@@ -303,9 +304,11 @@ class RoundLoop:
         )
         privacy, max_norm_ratio = self.privacy, self.run.max_update_norm_ratio
         # Noise hides one client in a sum, but not in a comparison of clients.
-        compares = privacy is None or not privacy.settings.is_private
-        if privacy is None:
+        compares = privacy is None
+        if self.assembly.experiment.privacy is None:
             self._warn_of_large_counts(counts, weights)
+        elif privacy is None:  # without noise, clients clip and count alike
+            weights = dict.fromkeys(weights, min(weights.values()))
         elif privacy.sum_noise:  # then the server clips
             max_norm_ratio = _ANY_NORM
         tally = Tally(weights, self.titles)
@@ -366,9 +369,7 @@ class RoundLoop:
                     num_spare,
                     before_sum=lambda: None if private is None else private.note(),
                 ).updates()
-            if private is not None and compares:
-                updates = private.alike(updates, min(weights.values()))
-            elif private is not None:
+            if private is not None:
                 masked = None if secure is None else tally.used
                 updates = private.noisy_mean(updates, require_enough, masked)
             new_state = self._aggregate(state, updates, server_round, tally)
@@ -538,7 +539,7 @@ class RoundLoop:
             if client not in start.history.left_out
         }
         if self.privacy is not None:
-            selection = self.privacy.selection()
+            selection = self.privacy.selection
             return RoundSchedule(sorted(sizes), training.participation, selection)
         if not is_timed_by_clients(training):
             return schedule_of(training, sizes, self.method, self.key)

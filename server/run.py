@@ -83,10 +83,11 @@ class Conductor:
         experiment = self.assembly.experiment
         identity = results_identity(experiment)
         conditions = {}
-        if experiment.privacy is not None:
+        privacy = experiment.privacy
+        if privacy is not None and privacy.is_private:
             training = PrivateTraining(self.assembly, len(roster.trainable()))
             conditions["privacy"] = training.as_document()
-            if training.settings.is_private and training.delta > _LARGE_DELTA:
+            if training.delta > _LARGE_DELTA:
                 log.warning(
                     "delta is %.2g, so that epsilon says little; set privacy.delta, "
                     "such as 1e-5",
@@ -181,12 +182,17 @@ class Conductor:
 
     def _privacy(self, roster: Roster, history: History) -> Mapping[str, Any]:
         """Make the entries of ``results.json`` about privacy, if the run has any."""
-        experiment, sizes = self.assembly.experiment, roster.trainable()
+        training, sizes = self.assembly.experiment.training, roster.trainable()
         entries = {}
-        if experiment.privacy is not None:
-            training = PrivateTraining(self.assembly, len(sizes))
-            entries["privacy"] = training.summary(self.folder.rounds())
-        if experiment.training.example_privacy is not None and sizes:
+        plan, rounds = self.folder.manifest().get("privacy"), self.folder.rounds()
+        if plan is not None and rounds:
+            spent = ("epsilon", "num_releases", "clip_norm")
+            entries["privacy"] = {
+                **plan,
+                **{name: rounds[-1][name] for name in spent if name in rounds[-1]},
+                "stopped_at_budget": len(rounds) < self.assembly.method.num_rounds,
+            }
+        if training.example_privacy is not None and sizes:
             entries["example_privacy"] = example_privacy_summary(
                 self.assembly, sizes, self._schedule(roster, history)
             )

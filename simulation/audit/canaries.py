@@ -69,7 +69,7 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
             payload = method.broadcast(state, UNSEEN_CLIENT, rng)
             current = PrivateRound(training, payload, server_round, clip_norm)
             # All of them, unless the claim relies on sampling.
-            chosen = training.selection().draw(canaries, len(canaries), server_round)
+            chosen = training.selection.draw(canaries, len(canaries), server_round)
             mean = current.noisy_mean(updates(current, chosen))
             moved = method.aggregate(state, mean)
             steps = moved.weights - state.weights

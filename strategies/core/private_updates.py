@@ -126,6 +126,12 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
             "found neither noise_multiplier nor epsilon, expected at least one: the "
             "noise, or the budget from which it follows",
         )
+    if privacy.epsilon is not None and not privacy.is_private:
+        yield Problem(
+            "privacy.epsilon",
+            f"found {privacy.epsilon:g} with noise_multiplier 0, expected null: "
+            "without noise each round exceeds any epsilon",
+        )
     has_shares = privacy.noise_shares is not None
     if has_shares and privacy.noise_multiplier is None:
         yield Problem(
@@ -134,12 +140,13 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
             "many they are",
         )
     if privacy.adaptive is not None and (
-        has_shares or training.secure_aggregation is not None
+        has_shares or training.secure_aggregation is not None or not privacy.is_private
     ):
         yield Problem(
             "privacy.adaptive",
-            "found settings with noise_shares or with secure aggregation, "
-            "expected null: adaptive clipping needs a server that sees single updates",
+            "found settings with noise_shares, with secure aggregation or without "
+            "noise, expected null: adaptive clipping needs a server that sees single "
+            "updates and adds noise to their sum",
         )
     if privacy.correlated and (
         has_shares or privacy.adaptive is not None or training.participation > 1 / 2
