@@ -180,17 +180,11 @@ class AFL(FedAvg):
             solution = self._projection @ solution
         # Centring an embedding is a linear map, so the head contains it.
         solution = solution - solution.mean(dim=0)
-        return ModelState(self._with_head(state.weights, solution.T))
-
-    def _with_head(self, weights: Tensor, head: Tensor) -> Tensor:
-        """Return weights with the scaled W as their head, (c, p), and no bias."""
-        tensors = self.task.model.named(weights)
-        for entry in self.task.model.entries:
-            if entry.module is self.task.model.module.classifier:
-                is_bias = len(entry.shape) == 1
-                scaled = (self.settings.logit_scale * head).float()
-                tensors[entry.name] = torch.zeros(entry.shape) if is_bias else scaled
-        return self.task.model.flatten(tensors)
+        head = (self.settings.logit_scale * solution.T).float().flatten()
+        weights, mask = state.weights.clone(), self.task.head_mask
+        # A bias comes after the head's matrix, and is 0.
+        weights[mask] = functional.pad(head, (0, int(mask.sum()) - len(head)))
+        return ModelState(weights)
 
     @override
     def update_problem(self, payload: ModelPayload, update: AFLUpdate) -> str | None:

@@ -14,6 +14,7 @@ Two data sets of a client are neighbours if one has one example more.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -67,10 +68,11 @@ class _MeanLoss(nn.Module):
         return self.objective(self.module, inputs, labels).mean()
 
 
+@dataclass(frozen=True)
 class PrivateGradients:
     """Noisy sums of clipped gradients for the steps of one client.
 
-    Parameters
+    Attributes
     ----------
     task
         The learning task; its model's buffers are empty.
@@ -84,32 +86,11 @@ class PrivateGradients:
         Of the noise.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        objective: _Objective,
-        trainable: Tensor | None,
-        num_examples: int,
-        generator: np.random.Generator,
-    ) -> None:
-        assert task.training.example_privacy is not None
-        self._task = task
-        self._settings = task.training.example_privacy
-        self._trainable = trainable
-        self._batch_size = min(task.training.batch_size, num_examples)
-        self._generator = generator
-        module = _MeanLoss(task.model.module, objective)
-
-        def loss(parameters: Tensor, image: Tensor, label: Tensor) -> Tensor:
-            named = task.model.named(parameters).items()
-            tensors = {f"module.{name}": tensor for name, tensor in named}
-            example = image[None], label[None]
-            mean: Tensor = functional_call(module, tensors, example)
-            return mean
-
-        self._gradients = vmap(
-            grad_and_value(loss), in_dims=(None, 0, 0), randomness="different"
-        )
+    task: Task
+    objective: _Objective
+    trainable: Tensor | None
+    num_examples: int
+    generator: np.random.Generator
 
     def fill(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Set the model's gradient to the noisy mean; return the mean loss.
@@ -117,27 +98,40 @@ class PrivateGradients:
         ``inputs``: normalised, of a mini-batch; ``labels`` and ``weights``, factors on
         the losses, of shape (b,). The loss of an empty mini-batch is NaN.
         """
-        model = self._task.model
+        model, training = self.task.model, self.task.training
+        settings = training.example_privacy
+        assert settings is not None
+        module = _MeanLoss(model.module, self.objective)
+
+        def loss(parameters: Tensor, image: Tensor, label: Tensor) -> Tensor:
+            named = model.named(parameters).items()
+            tensors = {f"module.{name}": tensor for name, tensor in named}
+            mean: Tensor = functional_call(module, tensors, (image[None], label[None]))
+            return mean
+
+        gradients_of = vmap(
+            grad_and_value(loss), in_dims=(None, 0, 0), randomness="different"
+        )
         total, losses = torch.zeros_like(model.gradient), []
         at_once = max(1, _GRADIENTS_AT_ONCE // model.num_parameters)
         for begin in range(0, len(labels), at_once):
             part = slice(begin, begin + at_once)
-            with self._task.autocast():
-                gradients, of_part = self._gradients(
+            with self.task.autocast():
+                gradients, of_part = gradients_of(
                     model.parameters.detach(), inputs[part], labels[part]
                 )
             factors = torch.ones_like(of_part) if weights is None else weights[part]
-            if self._trainable is not None:
-                gradients *= self._trainable
+            if self.trainable is not None:
+                gradients *= self.trainable
             norms = gradients.norm(dim=1) * factors
-            shares = (self._settings.clip_norm / norms.clamp_min(1e-30)).clamp_max(1)
+            shares = (settings.clip_norm / norms.clamp_min(1e-30)).clamp_max(1)
             total += (factors * shares) @ gradients
             losses.append(of_part * factors)
-        deviation = self._settings.noise_multiplier * self._settings.clip_norm
+        deviation = settings.noise_multiplier * settings.clip_norm
         if deviation:
-            noise = self._generator.normal(0.0, deviation, len(total))
+            noise = self.generator.normal(0.0, deviation, len(total))
             total += torch.from_numpy(noise).to(total)
-        model.gradient.copy_(total / self._batch_size)
+        model.gradient.copy_(total / min(training.batch_size, self.num_examples))
         return torch.cat(losses).mean() if losses else total.new_tensor(math.nan)
 
 
