@@ -1,5 +1,6 @@
 """ε of the clients' examples after a run with ``training.example_privacy``."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -24,15 +25,12 @@ def example_privacy_summary(
     ``sizes``: training examples by client. ``schedule``: of the finished run.
     """
     training = assembly.experiment.training
-    most = assembly.method.num_rounds
+    rounds = range(1, assembly.method.num_rounds + 1)
     if is_timed_by_clients(training):
-        num_rounds = Counter(dict.fromkeys(sizes, most))
+        num_rounds = Counter(dict.fromkeys(sizes, len(rounds)))
     else:
-        num_rounds = Counter(
-            client
-            for server_round in range(1, most + 1)
-            for client in schedule.cohort(server_round).versions
-        )
+        cohorts = (schedule.cohort(server_round).versions for server_round in rounds)
+        num_rounds = Counter(itertools.chain.from_iterable(cohorts))
     epsilon, delta = max(
         epsilon_of_examples(
             training, size, num_rounds[client] * num_steps(training, None, size)

@@ -164,12 +164,9 @@ class PrivateTraining:
 
     def allows(self, server_round: int) -> bool:
         """Return whether a round stays within the budget; reject one without rounds."""
-        most = self.settings.epsilon
-        if most is None:
-            return True
-        num_before = self._num_before(server_round)
+        most, num_before = self.settings.epsilon, self._num_before(server_round)
         epsilon = self.epsilon_after(num_before + 1)
-        if epsilon <= most:
+        if most is None or epsilon <= most:
             return True
         if not num_before:
             raise RunError(

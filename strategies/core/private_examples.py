@@ -31,11 +31,6 @@ from knnper.strategies.core.task import Task
 
 _Objective = Callable[[EmbeddingModel, Tensor, Tensor], Tensor]
 _PLACE = "training.example_privacy"
-# Layers that treat each example of a mini-batch alone.
-_INDEPENDENT = (
-    *(nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.GroupNorm, nn.LayerNorm),
-)
 # Numbers in the gradients of single examples that are kept at once: 256 MB.
 _GRADIENTS_AT_ONCE = 2**26
 
@@ -139,20 +134,15 @@ def require_private_model(task: Task) -> None:
     """Raise ConfigError if single examples have no gradients of their own."""
     if task.training.example_privacy is None:
         return
-    trained = {entry.module: None for entry in task.model.entries}
-    uncertain = [module for module in trained if type(module) not in _INDEPENDENT]
-    reasons: list[str] = []
-    if uncertain:
-        # Imported only where it is needed: the import takes four seconds.
-        opacus = import_extra("opacus.validators", "privacy", _PLACE)
-        validators = opacus.ModuleValidator.VALIDATORS
-        reasons = [
-            str(error).partition(". ")[0]
-            for module in uncertain
-            # Opacus looks up the exact type, and misses classes derived from it.
-            for kind in type(module).__mro__
-            for error in validators.get(kind, lambda _: ())(module)
-        ]
+    opacus = import_extra("opacus.validators", "privacy", _PLACE)
+    validators = opacus.ModuleValidator.VALIDATORS
+    reasons = [
+        str(error).partition(". ")[0]
+        for module in {entry.module: None for entry in task.model.entries}
+        # Opacus looks up the exact type, and misses classes derived from it.
+        for kind in type(module).__mro__
+        for error in validators.get(kind, lambda _: ())(module)
+    ]
     if not reasons and len(task.model.buffers):
         reasons = ["its buffers, such as running statistics, are averages of the data"]
     if reasons:

@@ -71,9 +71,9 @@ class PrivateUpdates(UpdateProcessor):
     @override
     def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
         deviation, clip_norm = client_deviation(self.settings), self.settings.clip_norm
-        noise = None
-        if deviation:
-            noise = self.task.noise_source(rng.child("privacy noise"))
+        noise = (
+            self.task.noise_source(rng.child("privacy noise")) if deviation else None
+        )
         return private_update(self, payload, update, clip_norm, noise, deviation)
 
 
@@ -120,12 +120,6 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
             f"found {training.selection.name} with privacy, expected uniform: a client "
             "must not be selected by what is in its data",
         )
-    if privacy.noise_multiplier is None and privacy.epsilon is None:
-        yield Problem(
-            "privacy",
-            "found neither noise_multiplier nor epsilon, expected at least one: the "
-            "noise, or the budget from which it follows",
-        )
     if privacy.epsilon is not None and not privacy.is_private:
         yield Problem(
             "privacy.epsilon",
@@ -133,11 +127,11 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
             "without noise each round exceeds any epsilon",
         )
     has_shares = privacy.noise_shares is not None
-    if has_shares and privacy.noise_multiplier is None:
+    if privacy.noise_multiplier is None and (has_shares or privacy.epsilon is None):
         yield Problem(
             "privacy.noise_multiplier",
-            "found null with noise_shares, expected a number: clients do not know how "
-            "many they are",
+            "found null with noise_shares or without epsilon, expected a number: only "
+            "the server computes the noise, from a budget",
         )
     if privacy.adaptive is not None and (
         has_shares or training.secure_aggregation is not None or not privacy.is_private
