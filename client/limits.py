@@ -220,10 +220,9 @@ class Limits:
         """Yield why the updates of the method may not leave the site."""
         privacy = self.client.limits.privacy
         method = method_of(self.experiment.method)
-        if method.needs_metrics and not self.client.share_metrics:
+        shares_labels = privacy is None or privacy.share.label_shares
+        if method.needs_metrics and not (self.client.share_metrics and shares_labels):
             yield Code.NEEDS_METRICS
-        elif method.needs_metrics and privacy and not privacy.share.label_shares:
-            yield Code.LABEL_SHARES
         if privacy and privacy.clip_norm is not None and not only_weights(method):
             yield Code.NOT_ONLY_WEIGHTS
 

@@ -116,25 +116,18 @@ class SitePrivacySettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         """Yield the contradictions between these settings."""
-        if self.clip_norm is not None and self.noise_multiplier is None:
+        if (self.clip_norm is None) != (self.noise_multiplier is None):
             yield Problem(
-                "limits.privacy.noise_multiplier",
-                "found null with clip_norm, expected the size of the noise, such as "
-                "50; 0 clips alone, which gives no epsilon",
+                "limits.privacy",
+                "found one of clip_norm and noise_multiplier, expected both, such as "
+                "1.0 and 50; a noise_multiplier of 0 clips alone, and gives no epsilon",
             )
-        if self.clip_norm is None and self.noise:
+        if (self.epsilon_run or self.epsilon_year) and not self.noise:
             yield Problem(
-                "limits.privacy.clip_norm",
-                "found null, expected a norm with which noise_multiplier sets the "
-                "deviation of the noise, such as 1.0",
+                "limits.privacy",
+                "found a budget without noise, but without noise one update spends "
+                "an infinite epsilon; set noise_multiplier, or remove the budget",
             )
-        for name in ("epsilon_run", "epsilon_year"):
-            if getattr(self, name) is not None and not self.noise:
-                yield Problem(
-                    f"limits.privacy.{name}",
-                    "found a budget without noise, but without noise one update spends "
-                    "an infinite epsilon; set noise_multiplier, or remove the budget",
-                )
         if self.share.metrics and not self.share.counts:
             yield Problem(
                 "limits.privacy.share.counts",

@@ -76,10 +76,8 @@ class PrivateAnswerSettings(Settings):
         that need no protection, such that about a tenth of them exceeds it.
     num_queries
         T, the queries to plan for, useful up to a few thousand. More are answered, by
-        ever fewer examples.
-    count_noise
-        σ₁, the deviation of the noise on the number of voters; null is √(T / 6ρ), the
-        paper's choice for a budget of ρ.
+        ever fewer examples. It sets σ₁, the deviation of the noise on the number of
+        voters, to √(T / 6ρ), the paper's choice for a budget of ρ.
     vote_noise
         σ₂, the noise on the score of a class for each root of the number of voters;
         useful from 0.2 to 1. More noise makes the budget last for more queries.
@@ -92,7 +90,6 @@ class PrivateAnswerSettings(Settings):
     threshold: Threshold
     delta: Delta = 1e-5
     num_queries: PositiveInt = 2000
-    count_noise: PositiveFloat | None = None
     vote_noise: PositiveFloat = 0.7
     knn_weight: UnitInterval = 0.7
 
@@ -104,8 +101,6 @@ class PrivateAnswerSettings(Settings):
     @property
     def count_deviation(self) -> float:
         """σ₁."""
-        if self.count_noise is not None:
-            return self.count_noise
         return math.sqrt(self.num_queries / (6 * self.budget))
 
     @property

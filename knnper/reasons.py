@@ -191,9 +191,10 @@ class Code(Enum):
     )
     NEEDS_METRICS = (
         "share_metrics",
-        "the updates of {method} hold losses or statistics of the client's data; found "
-        "share_metrics: false, or limits.privacy that does not share metrics, expected "
-        "true, or train: false to receive the model without training it",
+        "the updates of {method} hold losses or statistics of the client's data, such "
+        "as the frequency of each label; found share_metrics: false, or limits.privacy "
+        "that does not share metrics and label_shares, expected true, or train: false "
+        "to receive the model without training it",
     )
     TRAINS_NONE = (
         "train",
@@ -245,12 +246,6 @@ class Code(Enum):
         "the model has running statistics (BatchNorm), which noise can make invalid; "
         "expected a model without them, or train: false to receive the model without "
         "training it",
-    )
-    LABEL_SHARES = (
-        "limits.privacy.share",
-        "the updates of {method} hold statistics of the client's data, such as the "
-        "frequency of each label; found label_shares: false, expected true, or train: "
-        "false to receive the model without training it",
     )
     NO_PRIVACY_LEFT = (
         "limits.privacy",

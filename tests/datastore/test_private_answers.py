@@ -1,6 +1,7 @@
 """The mechanism of private answers: charges, filter, noise, and the mixture."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,13 +28,12 @@ class NoNoise:
         return np.zeros(size) if size > 1 else 0.0
 
 
-def settings_with(**values: object) -> PrivateAnswerSettings:
-    document: dict[str, object] = {
-        "epsilon": 2.0,
-        "threshold": 0.5,
-        "count_noise": 20.0,
-    }
-    return PrivateAnswerSettings(**{**document, **values})  # type: ignore[arg-type]
+def settings_with(count_noise: float = 20.0, **values: object) -> PrivateAnswerSettings:
+    """Return settings for as many queries that σ₁ is about ``count_noise``."""
+    document: dict[str, object] = {"epsilon": 2.0, "threshold": 0.5}
+    settings = PrivateAnswerSettings(**{**document, **values})  # type: ignore[arg-type]
+    num_queries = math.ceil(6 * settings.budget * count_noise**2)
+    return replace(settings, num_queries=num_queries)
 
 
 def votes_without_noise(
@@ -77,7 +77,7 @@ def test_charges_of_three_examples_equal_those_by_hand() -> None:
     assert MIN_VOTERS == 30
     np.testing.assert_allclose(votes.scores, [[1.0, 0.0, 0.5]])
     np.testing.assert_allclose(votes.deviations, [math.sqrt(7.5)])
-    count_charge = 1 / (2 * 20**2)
+    count_charge = settings.count_charge
     np.testing.assert_allclose(
         votes.spent,
         [count_charge + 1 / 15, 0.01 + count_charge + 0.25 / 15, 0.0],
@@ -89,7 +89,9 @@ def test_noise_grows_with_the_root_of_the_number_of_voters() -> None:
     votes = votes_without_noise([[0.6] * 100], [1] * 100, [0.0] * 100, settings)
     np.testing.assert_allclose(votes.deviations, [0.5 * 10])
     np.testing.assert_allclose(votes.scores, [[0.0, 60.0, 0.0]], rtol=1e-6)
-    np.testing.assert_allclose(votes.spent, 1 / 800 + 0.36 / 50, rtol=1e-6)
+    np.testing.assert_allclose(
+        votes.spent, settings.count_charge + 0.36 / 50, rtol=1e-6
+    )
 
 
 def test_contribution_is_cut_to_the_rest_of_the_budget() -> None:
@@ -104,9 +106,10 @@ def test_contribution_is_cut_to_the_rest_of_the_budget() -> None:
     np.testing.assert_allclose(votes.spent, [budget, spent[1]])
 
 
-def test_default_count_noise_is_that_of_the_paper() -> None:
-    settings = settings_with(count_noise=None, num_queries=600)
+def test_count_noise_is_that_of_the_paper() -> None:
+    settings = replace(settings_with(), num_queries=600)
     assert settings.count_deviation == pytest.approx(math.sqrt(100 / settings.budget))
+    assert settings.count_charge == pytest.approx(settings.budget / 200)
 
 
 @given(
@@ -143,7 +146,7 @@ def test_noise_is_gaussian_with_the_stated_deviations() -> None:
     )
     counts = (votes.deviations / 0.7) ** 2
     noise = (votes.scores - [100, 0]) / votes.deviations[:, None]
-    assert kstest(counts, norm(100, 5).cdf).pvalue > 1e-3
+    assert kstest(counts, norm(100, settings.count_deviation).cdf).pvalue > 1e-3
     assert kstest(noise.ravel(), norm.cdf).pvalue > 1e-3
     correlation = float((noise[:, 0] * noise[:, 1]).mean())
     assert abs(correlation) < 4 / math.sqrt(num_queries)

@@ -36,7 +36,7 @@ from knnper.datastore.verify import salvage, verify
 from knnper.seeding import RandomKey
 from tests.datastore.small_store import SPEC, examples, new_store
 
-SETTINGS = PrivateAnswerSettings(epsilon=4.0, threshold=0.1, count_noise=20.0)
+SETTINGS = PrivateAnswerSettings(epsilon=4.0, threshold=0.1)
 # An answer costs what the release of the count costs, to a millionth.
 COUNTING = replace(SETTINGS, epsilon=1e4, vote_noise=1e3)
 
@@ -70,10 +70,12 @@ def test_charges_are_those_of_the_mechanism(tmp_path: Path) -> None:
         vectors = store.vectors(store.contents().ids)
         cosines = torch.nn.functional.cosine_similarity(vectors, query)
         num_voters = int((cosines >= 0.5).sum())
-        noise = RandomKey(0).numpy().normal(0, 20.0)
+        noise = RandomKey(0).numpy().normal(0, settings.count_deviation)
         variance = 0.25 * max(num_voters + noise, 30)
         expected = torch.where(
-            cosines >= 0.5, 1 / 800 + cosines.double() ** 2 / (2 * variance), 0
+            cosines >= 0.5,
+            settings.count_charge + cosines.double() ** 2 / (2 * variance),
+            0,
         )
         assert 0 < num_voters < 8
         np.testing.assert_allclose(
@@ -199,9 +201,7 @@ def test_answers_need_no_examples() -> None:
 
 
 def test_threads_never_spend_the_same_budget_twice(tmp_path: Path) -> None:
-    settings = PrivateAnswerSettings(
-        epsilon=1.0, threshold=0.1, count_noise=20.0, vote_noise=0.05
-    )
+    settings = PrivateAnswerSettings(epsilon=1.0, threshold=0.1, vote_noise=0.05)
     with new_store(tmp_path / "store", 40) as store:
         memory = PrivateMemory(store, settings, "model")
         deleted = threading.Event()

@@ -90,9 +90,7 @@ def test_answer_is_charged_once_and_shows_no_stored_example(
 
 
 def test_exhausted_memory_answers_as_the_global_model(served: SmallServed) -> None:
-    served.privacy = PrivateAnswerSettings(
-        epsilon=0.01, threshold=0.01, count_noise=1.0
-    )
+    served.privacy = PrivateAnswerSettings(epsilon=0.01, threshold=0.01, num_queries=1)
     with asking(served) as client:
         answer = predicted(client, *inputs(3)).json()
         assert client.get("/info").json()["privacy"]["share_voting"] == 0
@@ -103,7 +101,7 @@ def test_exhausted_memory_answers_as_the_global_model(served: SmallServed) -> No
 
 def test_vote_changes_answers_where_the_noise_is_small(served: SmallServed) -> None:
     served.privacy = PrivateAnswerSettings(
-        epsilon=1e4, threshold=0.999, vote_noise=1e-3, count_noise=1.0, knn_weight=1.0
+        epsilon=1e4, threshold=0.999, vote_noise=1e-3, knn_weight=1.0
     )
     with asking(served) as client:
         answer = predicted(client, *inputs(4)).json()
