@@ -108,12 +108,8 @@ class PrivateTraining:
             self.num_groups = int(1 / training.participation + _ROUNDING)
             self.num_expected = num_clients / self.num_groups
             self.selection = InTurn(self.key, self.num_groups, self._num_before)
-        elif (
-            privacy.noise_shares is None
-            and training.participation < 1
-            # Its rounds need a fixed number of clients.
-            and training.secure_aggregation is None
-        ):
+        # Rounds of secure aggregation need a fixed number of clients.
+        elif privacy.noise_shares is None and training.secure_aggregation is None:
             probability = training.participation
             self.num_expected = probability * num_clients
             self.selection = Poisson(self.key, probability, self.noise_source)

@@ -3,6 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from knnper.experiment import TrainingSettings
@@ -14,19 +15,32 @@ from knnper.server.tally import Tally
 MOST_NAMED = 100
 
 
-def round_record(
-    server_round: int,
-    cohort: Cohort,
-    tally: Tally,
-    clipped: Mapping[str, float],
-    history: History,
-    training: TrainingSettings,
-) -> dict[str, Any]:
-    """Make the record of a round, without validation, privacy and seconds.
+@dataclass(frozen=True)
+class RoundOutcome:
+    """The outcome of a round.
 
-    ``clipped``: see `knnper.server.screening.Screening`. ``history``: after the round.
+    Attributes
+    ----------
+    state, history
+        After the round.
+    clipped
+        See `knnper.server.screening.Screening.clipped`.
+    explosion
+        The sign that the training explodes, or empty.
     """
-    titles = tally.titles
+
+    state: Any
+    history: History
+    tally: Tally
+    clipped: Mapping[str, float]
+    explosion: str
+
+
+def round_record(
+    server_round: int, cohort: Cohort, outcome: RoundOutcome, training: TrainingSettings
+) -> dict[str, Any]:
+    """Make the record of a round, without validation, privacy and seconds."""
+    tally, titles = outcome.tally, outcome.tally.titles
     record: dict[str, Any] = {
         "server_round": server_round,
         "num_clients": len(tally.used),
@@ -42,12 +56,12 @@ def round_record(
             titles.get(client, client): server_round - 1 - cohort.versions[client]
             for client in sorted(tally.used)
         }
-    if clipped:
-        named = itertools.islice(clipped.items(), MOST_NAMED)
+    if outcome.clipped:
+        clipped = itertools.islice(outcome.clipped.items(), MOST_NAMED)
         record["clipped"] = {
-            titles.get(client, client): times for client, times in named
+            titles.get(client, client): times for client, times in clipped
         }
-    if left_out := sorted(history.left_out):
+    if left_out := sorted(outcome.history.left_out):
         record["left_out"] = [titles.get(client, client) for client in left_out]
     if tally.failures:
         failures = itertools.islice(tally.failures.items(), MOST_NAMED)

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from knnper.errors import RunError
@@ -26,7 +26,7 @@ from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
 from knnper.server.private_training import PrivateRound, PrivateTraining
 from knnper.server.roster import Roster
-from knnper.server.round_record import round_record
+from knnper.server.round_record import RoundOutcome, round_record
 from knnper.server.schedule import (
     RoundSchedule,
     Schedule,
@@ -64,25 +64,6 @@ log = logging.getLogger(__name__)
 
 class TooManyFailuresError(RunError):
     """More clients failed in a round than ``run.max_failed_fraction`` allows."""
-
-
-@dataclass(frozen=True)
-class _RoundOutcome:
-    """The outcome of a round.
-
-    Attributes
-    ----------
-    clipped
-        See `Screening.clipped`.
-    explosion
-        The sign that the training explodes, or empty.
-    """
-
-    state: Any
-    history: History
-    tally: Tally
-    clipped: Mapping[str, float]
-    explosion: str
 
 
 class RoundLoop:
@@ -216,14 +197,7 @@ class RoundLoop:
             self._history = history
             needed = self.schedule.needed_after(server_round)
             self._models = {number: self._models[number] for number in needed}
-            record = round_record(
-                server_round,
-                cohort,
-                outcome.tally,
-                outcome.clipped,
-                history,
-                self.training,
-            )
+            record = round_record(server_round, cohort, outcome, self.training)
             if self.privacy is not None:
                 record.update(self.privacy.figures(server_round, clip_norm))
             is_last = server_round == self.method.num_rounds
@@ -247,7 +221,7 @@ class RoundLoop:
 
     def _attempt_round(
         self, history: History, server_round: int, cohort: Cohort
-    ) -> _RoundOutcome:
+    ) -> RoundOutcome:
         """Make a round, and repeat it when too many clients failed."""
         # With a short task last, workers end at nearly the same time. It is also the
         # order in which replies are aggregated: sums end in bits that depend on it.
@@ -281,7 +255,7 @@ class RoundLoop:
         versions: Mapping[str, int],
         known: Mapping[str, Reply] | None,
         num_spare: float,
-    ) -> _RoundOutcome:
+    ) -> RoundOutcome:
         """Make one round.
 
         Parameters
@@ -397,7 +371,7 @@ class RoundLoop:
         if checks.notes_directions:
             of_rounds = [*history.agreements, agreements(checks.sketches)]
             history = replace(history, agreements=of_rounds[-ROUNDS_COMPARED:])
-        return _RoundOutcome(
+        return RoundOutcome(
             canonical(new_state), history, tally, screening.clipped, explosion
         )
 

@@ -242,23 +242,21 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
 def _sum_problems(experiment: Experiment) -> Iterable[Problem]:
     """Yield conflicts of a run in which only sums of updates matter."""
     training, method = experiment.training, method_of(experiment.method)
-    sections = {
-        "privacy": experiment.privacy,
-        "secure aggregation": training.secure_aggregation,
-    }
-    names = [name for name, section in sections.items() if section is not None]
-    if names and not method.takes_mean:
+    if experiment.privacy is None and training.secure_aggregation is None:
+        return
+    if not method.takes_mean:
         yield Problem(
             "method.name",
-            f"found {method.title} with {' and '.join(names)}, expected a method whose "
-            "server needs only the mean of all updates, such as fedavg or knn_per",
+            f"found {method.title} with privacy or secure aggregation, expected a "
+            "method whose server needs only the mean of all updates, such as fedavg or "
+            "knn_per",
         )
-    if names and training.timing != SynchronousTiming():
+    if training.timing != SynchronousTiming():
         yield Problem(
             "training.timing",
-            f"found buffered steps, over-selection or a deadline with "
-            f"{' and '.join(names)}, expected none of them: the clients of a sum must "
-            "be fixed before they train; leave out training.timing",
+            "found buffered steps, over-selection or a deadline with privacy or secure "
+            "aggregation, expected none of them: the clients of a sum must be fixed "
+            "before they train; leave out training.timing",
         )
     if training.secure_aggregation is not None and training.compression is not None:
         yield Problem(
