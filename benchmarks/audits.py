@@ -148,9 +148,7 @@ def service_rows(seed: int) -> Iterator[Row]:
                 scores = memory.attack(queries, key)
                 attacks = (attack, "waka") if attack == "probabilities" else (attack,)
                 for name in attacks:
-                    result = membership_result(
-                        name, "service", "", scores[name], is_stored
-                    )
+                    result = membership_result(name, "service", scores[name], is_stored)
                     yield f"none, scope `{scope}`", accuracy(scores), result
         # A twentieth of the public examples is at least as similar.
         directions = torch.nn.functional.normalize(model.embed(public.images))
@@ -170,9 +168,7 @@ def service_rows(seed: int) -> Iterator[Row]:
                 memory = replace(memory, ask=ask, knn_weight=privacy.knn_weight)
                 scores = memory.attack(queries, key)
                 for name in ("probabilities", "waka"):
-                    result = membership_result(
-                        name, "service", "", scores[name], is_stored
-                    )
+                    result = membership_result(name, "service", scores[name], is_stored)
                     yield protection, accuracy(scores), result
             yield protection, "", audit_in_one_run(private_answers_game(privacy), key)
 

@@ -1,14 +1,12 @@
 """``knnper audit``: attacks on a finished run or a running service."""
 
-from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper.cli.errors import typed_command
-from knnper.cli.options import AsJson
-from knnper.cli.terminal import print_json, print_table, say
+from knnper.cli.terminal import print_table, say
 from knnper.server.observer import progress_observer
 
 # Modules that load torch are imported inside functions, to keep `knnper --help` fast.
@@ -28,32 +26,17 @@ OwnersFile = Annotated[
     typer.Option(
         "--data",
         metavar="CLIENT.yaml",
-        help="With URL: the file of its client. The data must have stored and test "
-        "examples.",
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="With URL: file of the attacker's token; its scopes decide which attacks "
-        "are possible.",
-        show_default="the owner's, `token` in the client's state folder",
+        help="With URL: the file of its client, on its machine. The data must have "
+        "stored and test examples.",
     ),
 ]
 Attacks = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
-        metavar="NAME,NAME",
-        help="Attacks, with commas between them.",
+        "--attack",
+        metavar="NAME",
+        help="An attack; may be repeated.",
         show_default="all that apply",
-    ),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.json",
-        help="The record of the audit.",
-        show_default="audit.json, in the folder of a run",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Of all random choices of the audit.")]
@@ -72,69 +55,49 @@ def audit(
     target: RunOrUrl,
     data: OwnersFile = None,
     attacks: Attacks = None,
-    output: Output = None,
     seed: Seed = 0,
     shadow_models: ShadowModels = 4,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
 ) -> None:
     """Attack a finished run or a running service, and measure what leaks.
 
     The figures are results of these attacks, with intervals, and no bounds: better
-    attacks exist. The record is a JSON file; `knnper report` shows that of a run.
+    attacks exist. The record is audit.json, in the folder of a run (`knnper report`
+    shows it), or for a service in the current folder.
     """
-    is_service = target.startswith(("http://", "https://"))
-    has_service_options = data is not None or token_file is not None
-    if (is_service and data is None) or (not is_service and has_service_options):
+    if target.startswith(("http://", "https://")) != (data is not None):
         raise typer.BadParameter(
-            "a URL goes with --data CLIENT.yaml, and the folder of a run with neither "
-            "--data nor --token-file"
+            "a URL goes with --data CLIENT.yaml, and the folder of a run without it"
         )
-    from knnper.simulation.audit.audit import AUDIT, FILE, audit_target, write_audit
+    from knnper.server.run_folder import write_document
+    from knnper.settings import alternatives
+    from knnper.simulation.audit.audit import FILE, audit_target
     from knnper.simulation.audit.run_target import open_run
     from knnper.simulation.reports.audit_section import audit_table
 
     with progress_observer() as observer:
-        if data is not None:
-            opened: Target = _open_service(target, data, token_file)
+        if data is None:
+            path = Path(target) / FILE
+            opened: Target = open_run(Path(target), shadow_models, observer)
         else:
-            opened = open_run(Path(target), shadow_models, observer)
-        chosen = _chosen(attacks, opened.attacks)
-        record = audit_target(opened, chosen, seed, typed_command())
-    path = output or (Path(FILE) if is_service else Path(target) / FILE)
-    write_audit(path, record)
-    if as_json:
-        print_json(AUDIT.dump_python(record, mode="json"))
-    else:
-        table = audit_table(record, "Audit")
-        print_table(table.header, table.rows)
+            path = Path(FILE)
+            opened = _open_service(target, data)
+        for name in attacks or ():
+            if name not in opened.attacks:
+                raise typer.BadParameter(
+                    f"--attack: found {name!r}; {alternatives(name, opened.attacks)}"
+                )
+        record = audit_target(opened, attacks or [*opened.attacks], seed)
+    write_document(path, asdict(record))
+    table = audit_table(record, "Audit")
+    print_table(table.header, table.rows)
     say(f"The record of the audit is in {path}")
 
 
-def _open_service(url: str, data: Path, token_file: Path | None) -> "Target":
+def _open_service(url: str, data: Path) -> "Target":
     from knnper.client.settings import read_client
     from knnper.process import import_extra
 
     import_extra("httpx", "deployment", "knnper audit URL")
     from knnper.simulation.audit.service_target import open_service
 
-    settings = read_client(data)
-    path = token_file or settings.state / "token"
-    # A service with --no-token has no owner's token either.
-    has_token = token_file is not None or path.exists()
-    token = path.read_text(encoding="utf-8").strip() if has_token else ""
-    return open_service(url, settings, token)
-
-
-def _chosen(attacks: str | None, possible: Collection[str]) -> Sequence[str]:
-    if attacks is None:
-        return [*possible]
-    from knnper.settings import alternatives
-
-    names = [name.strip() for name in attacks.split(",")]
-    for name in names:
-        if name not in possible:
-            raise typer.BadParameter(
-                f"--attacks: found {name!r}; {alternatives(name, possible)}"
-            )
-    return names
+    return open_service(url, read_client(data))

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from knnper.errors import RunError
-from knnper.files import write_atomically
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import environment
 from knnper.simulation.audit.figures import CONFIDENCE, AttackResult
@@ -27,14 +26,11 @@ class Target(ABC):
 
     Attributes
     ----------
-    kind
-        ``run`` or ``service``.
     facts
-        Facts on the target by name, such as its address.
+        Facts on the target by name, as plain values, such as its address.
     """
 
-    kind: ClassVar[str]
-    facts: Mapping[str, str]
+    facts: Mapping[str, Any]
 
     @property
     @abstractmethod
@@ -48,7 +44,7 @@ class Audit:
 
     Attributes
     ----------
-    kind, facts
+    facts
         Of the `Target`.
     results
         One for each attack and surface.
@@ -56,20 +52,16 @@ class Audit:
         Of all random choices of the audit.
     date
         UTC, in ISO 8601.
-    command
-        The command line.
     environment
         Versions and machine.
     confidence
         Of all intervals and bounds.
     """
 
-    kind: str
-    facts: Mapping[str, str]
+    facts: Mapping[str, Any]
     results: tuple[AttackResult, ...]
     seed: int
     date: str
-    command: tuple[str, ...]
     environment: Mapping[str, Any]
     confidence: float = CONFIDENCE
 
@@ -77,9 +69,7 @@ class Audit:
 AUDIT = TypeAdapter(Audit)
 
 
-def audit_target(
-    target: Target, attacks: Sequence[str], seed: int, command: Sequence[str] = ()
-) -> Audit:
+def audit_target(target: Target, attacks: Sequence[str], seed: int) -> Audit:
     """Make the named attacks on a target."""
     key, table = RandomKey(seed, ("audit",)), target.attacks
     chosen = [name for name in table if name in attacks]
@@ -89,20 +79,12 @@ def audit_target(
         for result in attack([*names], key)
     ]
     return Audit(
-        kind=target.kind,
         facts=target.facts,
         results=tuple(results),
         seed=seed,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=tuple(command),
         environment=environment(),
     )
-
-
-def write_audit(path: Path, audit: Audit) -> None:
-    """Write the record of an audit as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, AUDIT.dump_json(audit, indent=2) + b"\n")
 
 
 def read_audit(path: Path) -> Audit | None:

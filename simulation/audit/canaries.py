@@ -82,7 +82,6 @@ def private_training_game(bench: Workbench, num_rounds: int) -> CanaryGame | Non
     delta = min(claim.delta, _LARGEST_DELTA)
     return CanaryGame(
         surface="private training",
-        access="the model after each round, and each canary's update",
         num_canaries=most,
         play=play,
         epsilon=claim.epsilon_after(num_rounds, delta),
@@ -126,7 +125,6 @@ def private_answers_game(settings: PrivateAnswerSettings) -> CanaryGame:
 
     return CanaryGame(
         surface="private answers",
-        access="noisy scores of repeated queries at each canary",
         num_canaries=_NUM_CANARIES,
         play=play,
         epsilon=settings.epsilon,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
-from scipy.stats import beta, binom, rankdata
+from scipy.stats import binom, binomtest, rankdata
 
 CONFIDENCE = 0.95
 FALSE_POSITIVE_RATES = {"tpr_at_fpr_0.1%": 0.001, "tpr_at_fpr_1%": 0.01}
@@ -56,8 +56,6 @@ class AttackResult:
     ----------
     surface
         The attacked part: a model, a memory, an update or a mechanism.
-    access
-        What the attacker gets, beside the examples with their labels.
     samples
         Sizes of the sample by name, such as ``members``.
     figures
@@ -70,7 +68,6 @@ class AttackResult:
 
     attack: str
     surface: str
-    access: str = ""
     samples: Mapping[str, int] = field(default_factory=dict)
     figures: Mapping[str, Interval] = field(default_factory=dict)
     epsilon: EpsilonBound | None = None
@@ -79,10 +76,8 @@ class AttackResult:
 
 def proportion(successes: int, trials: int) -> Interval:
     """Return a rate with its Clopper-Pearson interval; at least one trial."""
-    tail, failures = (1 - CONFIDENCE) / 2, trials - successes
-    low = float(beta.ppf(tail, successes, failures + 1)) if successes else 0.0
-    high = float(beta.ppf(1 - tail, successes + 1, failures)) if failures else 1.0
-    return Interval(successes / trials, low, high)
+    exact = binomtest(successes, trials).proportion_ci(CONFIDENCE, "exact")
+    return Interval(successes / trials, float(exact.low), float(exact.high))
 
 
 def median(values: Scores) -> Interval:
@@ -135,7 +130,7 @@ def true_positive_rate(members: Scores, others: Scores, rate: float) -> Interval
 
 
 def membership_result(
-    attack: str, surface: str, access: str, scores: Scores, is_member: NDArray[np.bool_]
+    attack: str, surface: str, scores: Scores, is_member: NDArray[np.bool_]
 ) -> AttackResult:
     """Return the figures of a membership attack; higher scores suggest a member."""
     members, others = scores[is_member], scores[~is_member]
@@ -144,4 +139,4 @@ def membership_result(
         for name, rate in FALSE_POSITIVE_RATES.items()
     }
     samples = {"members": len(members), "others": len(others)}
-    return AttackResult(attack, surface, access, samples, figures)
+    return AttackResult(attack, surface, samples, figures)

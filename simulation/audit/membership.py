@@ -23,13 +23,7 @@ from knnper.simulation.audit.figures import (
 )
 
 LIRA = "lira"
-MEMORY_ATTACKS: Mapping[str, str] = {
-    "labels": "the class of an answer",
-    "probabilities": "the probabilities of an answer, and λ",
-    "neighbors": "the distances of the neighbours",
-    "waka": "the probabilities of an answer, λ, k, the kernel, and similar examples",
-}
-"""The access of an attacker to a memory, by attack."""
+MEMORY_ATTACKS = ("labels", "probabilities", "neighbors", "waka")
 _AT_ONCE = 64  # inputs of a query
 _NUM_SUBSETS = 32  # random memories that the attack WaKA compares with
 _SMALLEST = 1e-12  # of a probability or a sum of weights
@@ -175,14 +169,13 @@ def memory_results(
         Why an attack has no scores.
     """
     for attack in attacks:
-        access = MEMORY_ATTACKS[attack]
         possible = [outcome for outcome in outcomes if attack in outcome[0]]
         if possible:
             scores = np.concatenate([by_attack[attack] for by_attack, _ in possible])
             is_member = np.concatenate([members for _, members in possible])
-            yield membership_result(attack, surface, access, scores, is_member)
+            yield membership_result(attack, surface, scores, is_member)
         else:
-            yield AttackResult(attack, surface, access, left_out=reason)
+            yield AttackResult(attack, surface, left_out=reason)
 
 
 def sampled(

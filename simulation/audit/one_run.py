@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.stats import binom
 
 from knnper.seeding import RandomKey
@@ -30,7 +31,6 @@ from knnper.simulation.audit.figures import (
 ONE_RUN = "one_run"
 GUESSED_SHARES = (0.05, 0.1, 0.25, 0.5, 1.0)  # of the canaries
 LARGEST_EPSILON = 50.0
-_STEPS = 40  # of the bisection for ε
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class CanaryGame:
     """
 
     surface: str
-    access: str
     num_canaries: int
     play: Callable[[NDArray[np.bool_], RandomKey], Scores]
     epsilon: float
@@ -76,7 +75,6 @@ def audit_in_one_run(game: CanaryGame, rng: RandomKey) -> AttackResult:
     return AttackResult(
         ONE_RUN,
         game.surface,
-        game.access,
         {"canaries": count, "guesses": guesses},
         {"right_guesses": proportion(right, guesses)},
         EpsilonBound(bound, game.epsilon, game.delta),
@@ -95,17 +93,15 @@ def epsilon_lower_bound(
     0 if the guesses are no evidence, at most `LARGEST_EPSILON`.
     """
 
-    def is_rejected(epsilon: float) -> bool:
+    def excess(epsilon: float) -> float:
         tail = tail_bound(num_canaries, num_guesses, num_right, epsilon, delta)
-        return tail < error
+        return tail - error
 
-    low, high = 0.0, LARGEST_EPSILON
-    if not is_rejected(low):
-        return low
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_rejected(middle) else (low, middle)
-    return low
+    if excess(0.0) >= 0:
+        return 0.0
+    if excess(LARGEST_EPSILON) < 0:
+        return LARGEST_EPSILON
+    return float(brentq(excess, 0.0, LARGEST_EPSILON))
 
 
 def tail_bound(

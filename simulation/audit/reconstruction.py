@@ -132,7 +132,4 @@ def reconstruction_result(
         "recognisable": proportion(near, len(values)),
         "median_psnr_db": median(values),
     }
-    access = "the update as the server sees it"
-    if attack == GRADIENT_MATCHING:
-        access += ", and the label"
-    return AttackResult(attack, surface, access, {noun: len(values)}, figures)
+    return AttackResult(attack, surface, {noun: len(values)}, figures)

@@ -5,7 +5,6 @@ server sees updates.
 """
 
 import functools
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,8 +80,6 @@ class RunTarget(Target):
     num_shadows: int
     observer: Observer
 
-    kind = "run"
-
     @property
     @override
     def attacks(self) -> Mapping[str, Attack]:
@@ -146,8 +143,7 @@ class RunTarget(Target):
             is_out.append(~chosen)
         logits = self._logits(self.ended.last.state, examples)
         scores = lira_scores(logits, np.stack(shadow_logits), np.stack(is_out))
-        access = f"the global model, and {self.num_shadows} shadow models"
-        yield membership_result(LIRA, "global model", access, scores, is_member)
+        yield membership_result(LIRA, "global model", scores, is_member)
 
     def _train(self, bench: Workbench, key: RandomKey) -> Any:
         """Train as the run did on other examples; return the server's last state.
@@ -350,19 +346,11 @@ def open_run(
     if not bench.roster.trainable() or not bench.method.num_rounds:
         raise RunError(f"the run in {path} trained no model, expected one to audit")
     ended = ended_with(folder, experiment, bench)
-    return RunTarget(_facts_of(ended), ended, num_shadows, observer or Observer())
-
-
-def _facts_of(ended: EndedRun) -> Mapping[str, str]:
-    experiment, training = ended.experiment, ended.experiment.training
-    return {
-        "address": str(ended.folder.path),
-        "experiment": experiment.name,
-        "method": experiment.method.name,
-        "personalization": experiment.personalization.name,
-        "rounds": str(ended.last.server_round),
+    facts = {
+        "address": str(path),
+        "experiment": plain(experiment),
+        "rounds": ended.last.server_round,
         "last_state": ended.last.fingerprint,
-        "privacy": json.dumps(plain(experiment.privacy)),
-        "example_privacy": json.dumps(plain(training.example_privacy)),
-        "secure_aggregation": json.dumps(plain(training.secure_aggregation)),
+        "shadow_models": num_shadows,
     }
+    return RunTarget(facts, ended, num_shadows, observer or Observer())

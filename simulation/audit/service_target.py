@@ -1,7 +1,6 @@
 """Attacks on the memory of a site as its service shows it, over HTTP."""
 
 import io
-import json
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from knnper.client.service.documents import (
     InputPrediction,
     Predictions,
 )
+from knnper.client.service.tokens import read_or_create_owner_token
 from knnper.client.settings import ClientSettings
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples, no_examples
@@ -29,7 +29,6 @@ from knnper.datastore.private_answers import PrivateAnswerSettings
 from knnper.datastore.store import open_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.settings import plain
 from knnper.simulation.audit.audit import Attack, Target
 from knnper.simulation.audit.canaries import private_answers_game
 from knnper.simulation.audit.figures import AttackResult
@@ -58,8 +57,6 @@ class ServiceTarget(Target):
     others: Examples
     privacy: PrivateAnswerSettings | None = None
 
-    kind = "service"
-
     @property
     @override
     def attacks(self) -> Mapping[str, Attack]:
@@ -79,15 +76,12 @@ class ServiceTarget(Target):
             self.stored, self.others, share, key.child("queries")
         )
         outcome = self.memory.attack(queries, key.child("attack")), is_member
-        reason = (
-            "the answers lack the values that the attack needs: the token's scopes "
-            "do not show them, or service.privacy withholds them"
-        )
+        reason = "service.privacy withholds the values that the attack needs"
         yield from memory_results(attacks, "memory", [outcome], reason)
 
 
-def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarget:
-    """Connect to the service of the client with these settings.
+def open_service(url: str, settings: ClientSettings) -> ServiceTarget:
+    """Connect to the service of the client with these settings, as its owner.
 
     Raises
     ------
@@ -95,11 +89,7 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         If the service does not answer, or serves another model or with another privacy
         than the client's files have, or if the owner's data has no test examples.
     """
-    tls = settings.service.tls
-    certificate = None if tls is None else tls.certificate
-    context = ssl.create_default_context(cafile=certificate)
-    service = HttpService(url, token, context)
-    info = service.request(Info, "/info")
+    info = _request(url, settings, Info, "/info")
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     serving, privacy = site_state.served(), settings.service.privacy
     served, expected = (
@@ -124,7 +114,8 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
         file = io.BytesIO()
         np.save(file, inputs.reshape(-1, *info.input_shape).numpy())
         content = file.getvalue()
-        return service.request(Predictions, "/predict", content).predictions
+        answer = _request(url, settings, Predictions, "/predict", content)
+        return answer.predictions
 
     knn_weight = serving.knn_weight if privacy is None else privacy.knn_weight
     memory = Memory(
@@ -139,12 +130,8 @@ def open_service(url: str, settings: ClientSettings, token: str) -> ServiceTarge
     )
     facts = {
         "address": url,
-        "client": info.client,
-        "scopes": ", ".join(info.scopes),
-        "model": serving.model,
-        "stored": str(num_stored),
-        "knn_weight": f"{knn_weight:g}",
-        "privacy": json.dumps(plain(info.privacy)),
+        "stored": num_stored,
+        **info.model_dump(include={"client", "model", "knn_weight", "privacy"}),
     }
     return ServiceTarget(facts, memory, stored, others, privacy)
 
@@ -171,36 +158,37 @@ def split_by_store(
     return stored, others
 
 
-@dataclass(frozen=True)
-class HttpService:
-    """Requests to a service with one token."""
-
-    url: str
-    token: str
-    context: ssl.SSLContext
-
-    def request(self, kind: type[D], path: str, content: bytes | None = None) -> D:
-        """Return the answer, a document of this kind; raise RunError for another."""
-        headers = {"content-type": "application/x-npy"} if content else {}
-        if self.token:
-            headers["authorization"] = f"Bearer {self.token}"
-        address = self.url.rstrip("/") + path
-        try:
-            response = httpx.request(
-                "GET" if content is None else "POST",
-                address,
-                content=content,
-                headers=headers,
-                timeout=_TIMEOUT_S,
-                verify=self.context,
-                trust_env=False,
-            )
-            if response.is_success:
-                return kind.model_validate_json(response.content)
-            problem = f"answered {response.status_code}: {response.text[:500]}"
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValidationError) as error:
-            problem = str(error)
-        raise RunError(
-            f"{address}: {problem}; expected a running `knnper site serve` of this "
-            "version, and a token that it knows"
+def _request(
+    url: str,
+    settings: ClientSettings,
+    kind: type[D],
+    path: str,
+    content: bytes | None = None,
+) -> D:
+    """Return the service's answer, a document of this kind; RunError for another."""
+    tls = settings.service.tls
+    certificate = None if tls is None else tls.certificate
+    token = read_or_create_owner_token(settings.state / "token")
+    address = url.rstrip("/") + path
+    try:
+        response = httpx.request(
+            "GET" if content is None else "POST",
+            address,
+            content=content,
+            headers={
+                "authorization": f"Bearer {token}",
+                "content-type": "application/x-npy",
+            },
+            timeout=_TIMEOUT_S,
+            verify=ssl.create_default_context(cafile=certificate),
+            trust_env=False,
         )
+        if response.is_success:
+            return kind.model_validate_json(response.content)
+        problem = f"answered {response.status_code}: {response.text[:500]}"
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValidationError) as error:
+        problem = str(error)
+    raise RunError(
+        f"{address}: {problem}; expected a running `knnper site serve` of this "
+        "version, with the owner's token in the client's state folder"
+    )

@@ -1,11 +1,10 @@
 """The table of an audit: in a report, and on the terminal."""
 
 from knnper.simulation.audit.audit import Audit
-from knnper.simulation.audit.figures import AttackResult, Interval
+from knnper.simulation.audit.figures import AttackResult
 from knnper.simulation.reports.table import Table
 
-_HEADER = ("attack", "on", "the attacker has", "sample", "figures (95 % interval)")
-_IN_PERCENT = ("tpr", "recognisable", "right_guesses")
+_HEADER = ("attack", "on", "sample", "figures (95 % interval)")
 
 
 def audit_table(audit: Audit, title: str) -> Table:
@@ -16,8 +15,9 @@ def audit_table(audit: Audit, title: str) -> Table:
 def _row(result: AttackResult) -> tuple[str, ...]:
     samples = ", ".join(f"{count} {noun}" for noun, count in result.samples.items())
     figures = [
-        f"{name.replace('_', ' ')} {_text(name, interval)}"
-        for name, interval in result.figures.items()
+        f"{name.replace('_', ' ')} {figure.value:.3g} "
+        f"({figure.low:.3g} to {figure.high:.3g})"
+        for name, figure in result.figures.items()
     ]
     if (bound := result.epsilon) is not None:
         claim = f"claimed {bound.claimed:.3g}"
@@ -25,17 +25,4 @@ def _row(result: AttackResult) -> tuple[str, ...]:
         figures.insert(0, f"ε ≥ {bound.lower:.2f} at δ {bound.delta:.1e} ({claim})")
     if result.left_out:
         figures = [f"not possible: {result.left_out}"]
-    return (result.attack, result.surface, result.access, samples, "; ".join(figures))
-
-
-def _text(name: str, interval: Interval) -> str:
-    scale, unit, digits = 1.0, "", 3
-    if name.startswith(_IN_PERCENT):
-        scale, unit, digits = 100.0, " %", 1
-    elif name.endswith("_db"):
-        unit, digits = " dB", 1
-    value, low, high = (
-        f"{scale * number:.{digits}f}"
-        for number in (interval.value, interval.low, interval.high)
-    )
-    return f"{value}{unit} ({low} to {high})"
+    return (result.attack, result.surface, samples, "; ".join(figures))

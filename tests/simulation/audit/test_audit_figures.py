@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binom
 
 from knnper.seeding import RandomKey
 from knnper.simulation.audit.figures import (
@@ -14,12 +14,19 @@ from knnper.simulation.audit.figures import (
 )
 
 
-@pytest.mark.parametrize(("right", "count"), [(0, 10), (3, 10), (10, 10), (81, 263)])
-def test_proportion_has_the_exact_interval(right: int, count: int) -> None:
-    exact = binomtest(right, count).proportion_ci(0.95, "exact")
-    interval = proportion(right, count)
-    assert (interval.low, interval.high) == pytest.approx((exact.low, exact.high))
-    assert interval.value == right / count
+def test_proportion_has_the_exact_interval() -> None:
+    interval = proportion(3, 10)
+    assert interval.value == 0.3
+    # At the ends of the interval, 3 or more and 3 or fewer have a probability of 2.5 %.
+    assert binom.sf(2, 10, interval.low) == pytest.approx(0.025)
+    assert binom.cdf(3, 10, interval.high) == pytest.approx(0.025)
+
+
+def test_proportion_at_an_extreme_has_an_interval_with_a_width() -> None:
+    interval = proportion(0, 10)
+    assert interval.low == 0
+    assert interval.high == pytest.approx(1 - 0.025 ** (1 / 10))
+    assert proportion(10, 10).low == pytest.approx(1 - interval.high)
 
 
 def test_median_has_the_interval_of_order_statistics() -> None:
@@ -68,7 +75,7 @@ def test_true_positive_rate_allows_the_false_positives_of_the_rate() -> None:
 def test_membership_result_of_noise_is_chance() -> None:
     generator = RandomKey(1, ("noise",)).numpy()
     scores, is_member = generator.normal(size=1000), np.arange(1000) < 500
-    result = membership_result("lira", "model", "all", scores, is_member)
+    result = membership_result("lira", "model", scores, is_member)
     area = result.figures["auc"]
     assert area.low < 0.5 < area.high
     assert result.samples == {"members": 500, "others": 500}

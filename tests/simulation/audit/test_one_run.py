@@ -27,7 +27,7 @@ def gaussian_sum_game(
         noise = rng.numpy().normal(0, noise_multiplier, num_canaries)
         return np.asarray(included + noise)
 
-    return CanaryGame("sum", "the sum", num_canaries, play, epsilon, DELTA)
+    return CanaryGame("sum", num_canaries, play, epsilon, DELTA)
 
 
 def test_bound_without_delta_is_the_binomial_tail() -> None:
@@ -85,7 +85,7 @@ def test_scores_that_are_all_equal_bound_nothing() -> None:
     def play(included: NDArray[np.bool_], _: RandomKey) -> Scores:
         return np.zeros(len(included))
 
-    game = CanaryGame("nothing", "nothing", 500, play, 0.5, DELTA)
+    game = CanaryGame("nothing", 500, play, 0.5, DELTA)
     for seed in range(20):
         bound = audit_in_one_run(game, RandomKey(seed)).epsilon
         assert bound is not None

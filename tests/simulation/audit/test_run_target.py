@@ -1,6 +1,6 @@
 """Attacks on runs: they succeed on planted leaks, and find nothing without a leak."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from knnper.experiment_file import load_experiment
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import RunFolder, write_document
 from knnper.simulation.audit import run_target
-from knnper.simulation.audit.audit import audit_target, read_audit, write_audit
+from knnper.simulation.audit.audit import audit_target, read_audit
 from knnper.simulation.audit.figures import AttackResult
 from knnper.simulation.audit.membership import lira_scores
 from knnper.simulation.audit.reconstruction import (
@@ -190,7 +190,7 @@ def test_run_that_stopped_at_its_budget_is_audited_as_far_as_it_went(
     )
     target = open_run(run, 2)
     assert 1 <= target.ended.last.server_round < 5
-    assert target.facts["rounds"] == str(target.ended.last.server_round)
+    assert target.facts["rounds"] == target.ended.last.server_round
     (result,) = results(target, "one_run")
     assert result.epsilon is not None
     assert not result.epsilon.is_violated
@@ -226,10 +226,10 @@ def test_first_updates_are_those_of_the_run(tmp_path: Path) -> None:
 def test_record_is_read_back_as_written(tmp_path: Path) -> None:
     training = {"num_rounds": 1, "batch_size": 8}
     target = open_run(run_on_noise(tmp_path, training=training), 2)
-    audit = audit_target(target, ("neighbors", "analytic"), seed=4, command=["knnper"])
-    write_audit(tmp_path / "audit.json", audit)
+    audit = audit_target(target, ("neighbors", "analytic"), seed=4)
+    write_document(tmp_path / "audit.json", asdict(audit))
     assert read_audit(tmp_path / "audit.json") == audit
-    assert audit.facts["method"] == "knn_per"
+    assert audit.facts["experiment"]["method"]["name"] == "knn_per"
     # The same seed gives the same figures.
     again = audit_target(target, ("neighbors", "analytic"), seed=4)
     assert again.results == audit.results
