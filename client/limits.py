@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from knnper.client.privacy_budget import PrivacyBudget
 from knnper.client.settings import ClientSettings
-from knnper.client.site_privacy import only_weights
+from knnper.client.site_privacy import applied_privacy, only_weights
 from knnper.errors import RefusedError, RunError
 from knnper.experiment import Experiment
 from knnper.files import JsonLines, make_private
@@ -361,7 +361,11 @@ class Limits:
     @functools.cached_property
     def privacy_budget(self) -> PrivacyBudget | None:
         """The budget of protected updates; None if the site does not clip them."""
-        return PrivacyBudget.of(self.client, self.experiment.privacy, self.fingerprint)
+        site = self.client.limits.privacy
+        if site is None or site.clip_norm is None:
+            return None
+        settings = applied_privacy(site, self.experiment.privacy)
+        return PrivacyBudget(settings, self.client.state, self.fingerprint)
 
 
 def _as_words(names: Sequence[str], known: Collection[str]) -> tuple[Word, ...]:

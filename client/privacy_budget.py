@@ -11,10 +11,8 @@ from knnper.client.privacy_ledger import (
     record_update,
     spending_lock,
 )
-from knnper.client.settings import ClientSettings, SitePrivacySettings
-from knnper.client.site_privacy import applied_privacy
+from knnper.client.settings import SitePrivacySettings
 from knnper.privacy import Release, epsilon_of
-from knnper.privacy_settings import PrivacySettings
 from knnper.reasons import Code, SafeReason, Word
 
 Period = Literal["run", "year"]
@@ -37,7 +35,8 @@ class PrivacyBudget:
     Attributes
     ----------
     settings
-        With the S and σ of the experiment's updates; see `applied_privacy`.
+        With the S and σ of the experiment's updates; see
+        `knnper.client.site_privacy.applied_privacy`.
     state
         The site's state folder.
     experiment
@@ -47,19 +46,6 @@ class PrivacyBudget:
     settings: SitePrivacySettings
     state: Path
     experiment: str
-
-    @classmethod
-    def of(
-        cls,
-        client: ClientSettings,
-        run_privacy: PrivacySettings | None,
-        experiment: str,
-    ) -> "PrivacyBudget | None":
-        """Return the budget at a site; None if the site does not clip its updates."""
-        site = client.limits.privacy
-        if site is None or site.clip_norm is None:
-            return None
-        return cls(applied_privacy(site, run_privacy), client.state, experiment)
 
     def objections_to_run(self, num_rounds: int) -> list[SafeReason]:
         """Return the budgets that a run of ``num_rounds`` would exceed."""

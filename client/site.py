@@ -19,7 +19,7 @@ from knnper.client.deadline import Deadline
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import Personalized, Served
 from knnper.client.secure_sums import SecureSums
-from knnper.client.settings import ClientDocument, ClientSettings, read_client
+from knnper.client.settings import ClientSettings, LimitSettings, read_client
 from knnper.client.site_privacy import protected_updates, require_no_buffers
 from knnper.client.site_runtime import MetricsPolicy, SiteRuntime, require_own_name
 from knnper.client.site_state import SiteState
@@ -315,6 +315,12 @@ class SiteNode:
     def answered(self, message: Message, context: Context) -> None:
         """Record the message in the audit log: without an entry no answer leaves."""
         settings = _settings(context)
+        defaults = dict(dotted(plain(LimitSettings())))
+        limits = {
+            name: value
+            for name, value in dotted(plain(settings.limits))
+            if value != defaults.get(name)
+        }
         AuditLog.of(settings.state).append(
             "message",
             server=settings.server,
@@ -322,7 +328,9 @@ class SiteNode:
             purpose=message.metadata.message_type,
             **self._request,
             version=knnper.__version__,
-            limits=_limits_other_than_default(settings),
+            train=settings.train,
+            share_metrics=settings.share_metrics,
+            limits=limits,
             **self._outcome,
         )
 
@@ -368,25 +376,6 @@ class SiteNode:
             "reason": text_for_others(error),
         }
         return metrics_policy.explain(error, activity)
-
-
-def _limits_other_than_default(settings: ClientSettings) -> dict[str, object]:
-    """Return what a site allows, by dotted name, where it is not the default."""
-
-    def limits_of(document: ClientDocument) -> dict[str, object]:
-        limits = {
-            "train": document.train,
-            "share_metrics": document.share_metrics,
-            **plain(document.limits),
-        }
-        return dict(dotted(limits))
-
-    defaults = limits_of(ClientDocument(name="", server=""))
-    return {
-        name: value
-        for name, value in limits_of(settings).items()
-        if value != defaults.get(name)
-    }
 
 
 def site_experiment(text: str, door: Door) -> Experiment:

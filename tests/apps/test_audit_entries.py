@@ -91,6 +91,7 @@ def test_logs_of_server_and_sites_hold_who_asked_and_answered(
         assert (entry["outcome"], entry["run"]) == ("answered", 1)
         assert entry["server"] == "127.0.0.1:1"
         assert (entry["limits"], entry["version"]) == ({}, knnper.__version__)
+        assert (entry["train"], entry["share_metrics"]) == (True, True)
     (installed,) = of_events(state, "install_model")
     assert (installed["model"], installed["took_part"]) == (model, True)
 

@@ -177,8 +177,9 @@ def test_check_shows_epsilon_spent_and_budget(config: Path) -> None:
         f"{text}limits: {{privacy: {{clip_norm: 1, noise_multiplier: 8, "
         "epsilon_year: 2}}\n"
     )
-    budget = PrivacyBudget.of(read_client(config), None, "e" * 64)
-    assert budget is not None
+    client = read_client(config)
+    assert client.limits.privacy is not None
+    budget = PrivacyBudget(client.limits.privacy, client.state, "e" * 64)
     for server_round in (1, 2):
         assert budget.spend(server_round) == []
     # By dp_accounting: 2 and 4 releases with σ = 4 have the ε 1.356 and 1.985.
