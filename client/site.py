@@ -198,9 +198,8 @@ class SiteNode:
     """A `Node` with one client and its own data, which answers one message."""
 
     def __init__(self) -> None:
-        # For the audit log.
-        self._request: dict[str, object] = {}
-        self._outcome: dict[str, object] = {"outcome": "answered"}
+        # Of the message, for the audit log.
+        self._details: dict[str, object] = {"outcome": "answered"}
 
     def open(self, context: Context, job: Job) -> SiteRuntime:
         """Read the site's data and bind the job's method to it."""
@@ -304,7 +303,7 @@ class SiteNode:
     def refused(self, context: Context, reason: str) -> None:
         """Record and log that the server refuses this client."""
         settings = _settings(context)
-        self._outcome = {"outcome": "refused by the server", "reason": reason}
+        self._details |= {"outcome": "refused by the server", "reason": reason}
         if note_refusal(settings.state, "client", reason):
             log.error(
                 "the server refuses this client: %s. Once that is fixed, the server "
@@ -326,12 +325,11 @@ class SiteNode:
             server=settings.server,
             run=context.run_id,
             purpose=message.metadata.message_type,
-            **self._request,
             version=knnper.__version__,
             train=settings.train,
             share_metrics=settings.share_metrics,
             limits=limits,
-            **self._outcome,
+            **self._details,
         )
 
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
@@ -351,10 +349,10 @@ class SiteNode:
         self, settings: ClientSettings, job: Job, run: int
     ) -> tuple[Experiment, Limits]:
         """Read the experiment of a job, and reject it if the limits exclude it."""
-        self._request = {"round": job.server_round}
+        self._details["round"] = job.server_round
         experiment = site_experiment(job.experiment, settings.door)
         limits = Limits(settings, experiment, run)
-        self._request |= {
+        self._details |= {
             "experiment": limits.fingerprint,
             "method": experiment.method.name,
             "model": experiment.model.name,
@@ -371,7 +369,7 @@ class SiteNode:
         activity: str = "personalization",
     ) -> str:
         """Note an error for the audit log; return its text for the server."""
-        self._outcome = {
+        self._details |= {
             "outcome": "refused" if isinstance(error, RefusedError) else "failed",
             "reason": text_for_others(error),
         }

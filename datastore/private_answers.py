@@ -93,10 +93,10 @@ class PrivateAnswerSettings(Settings):
     vote_noise: PositiveFloat = 0.7
     knn_weight: UnitInterval = 0.7
 
-    @property
+    @functools.cached_property
     def budget(self) -> float:
         """ρ of each stored example."""
-        return _budget(self.epsilon, self.delta)
+        return 1 / (2 * noise_multiplier_for(self.epsilon, self.delta) ** 2)
 
     @property
     def count_deviation(self) -> float:
@@ -114,11 +114,6 @@ class PrivateAnswerSettings(Settings):
         Examples with damaged charges, NaN, cannot.
         """
         return self.budget - spent >= self.count_charge
-
-
-@functools.cache
-def _budget(epsilon: float, delta: float) -> float:
-    return 1 / (2 * noise_multiplier_for(epsilon, delta) ** 2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,9 +110,9 @@ class AuditLog:
             if (entry.get("number"), entry.get("previous")) != (number, head):
                 raise self._broken(
                     number,
-                    f"found entry {entry.get('number')}, expected entry {number} with the "
-                    "hash of the line before; lines were replaced, removed, added or "
-                    "moved",
+                    f"found entry {entry.get('number')}, expected entry {number} with "
+                    "the hash of the line before; lines were replaced, removed, added "
+                    "or moved",
                 )
             head = entry["hash"]
             has_head = has_head or head == expect_head

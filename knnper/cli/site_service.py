@@ -97,9 +97,10 @@ def serve(
     )
     if binding.privacy is not None:
         # Computed now, so that a missing package ends the command at its start.
-        budget = f"a budget of {binding.privacy.budget:.3g} (zCDP)"
-        claim = f"epsilon {binding.privacy.epsilon:g} at {binding.privacy.delta:g}"
-        say(f"Answers are private: every stored example has {claim}, {budget}")
+        say(
+            f"Answers are private, with epsilon {binding.privacy.epsilon:g} for every "
+            f"stored example: a budget of {binding.privacy.budget:.3g} (zCDP)"
+        )
     ready = f"{settings.name} serves at"
     # In another process, since the comparison loads all of the data.
     comparing = multiprocessing.get_context("spawn").Process(
