@@ -92,9 +92,8 @@ def private_updates(task: Task, method: Method, privacy: PrivacySettings) -> Met
     """
     if len(task.model.buffers):
         message = (
-            "found a model with running statistics (BatchNorm) with privacy, expected "
-            "one without: they are averages of the clients' data, in units that have "
-            "nothing to do with those of weights; choose GroupNorm or LayerNorm, or "
+            "found a model with running statistics (BatchNorm), expected one without: "
+            "noise for weights does not fit them; choose GroupNorm or LayerNorm, or "
             "train the head of a frozen model"
         )
         raise ConfigError([Problem("model.name", message)])
@@ -120,34 +119,31 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
             f"found {training.selection.name} with privacy, expected uniform: a client "
             "must not be selected by what is in its data",
         )
-    if privacy.epsilon is not None and not privacy.is_private:
-        yield Problem(
-            "privacy.epsilon",
-            f"found {privacy.epsilon:g} with noise_multiplier 0, expected null: "
-            "without noise each round exceeds any epsilon",
-        )
-    has_shares = privacy.noise_shares is not None
-    if privacy.noise_multiplier is None and (has_shares or privacy.epsilon is None):
+    if privacy.noise_multiplier is None and (
+        privacy.noise_shares is not None or privacy.epsilon is None
+    ):
         yield Problem(
             "privacy.noise_multiplier",
             "found null with noise_shares or without epsilon, expected a number: only "
             "the server computes the noise, from a budget",
         )
-    if privacy.adaptive is not None and (
-        has_shares or training.secure_aggregation is not None or not privacy.is_private
-    ):
+    if not privacy.is_private and (privacy.epsilon or privacy.adaptive):
+        yield Problem(
+            "privacy.noise_multiplier",
+            "found 0 with epsilon or adaptive clipping, which need noise; expected "
+            "more, or neither of them",
+        )
+    mechanisms = ("noise_shares", "adaptive", "correlated")
+    chosen = [name for name in mechanisms if getattr(privacy, name)]
+    if len(chosen) > 1:
+        yield Problem(
+            "privacy",
+            f"found {' and '.join(chosen)}, expected at most one of them: the server "
+            "adapts and correlates noise that it adds itself, and not both at once",
+        )
+    if privacy.adaptive is not None and training.secure_aggregation is not None:
         yield Problem(
             "privacy.adaptive",
-            "found settings with noise_shares, with secure aggregation or without "
-            "noise, expected null: adaptive clipping needs a server that sees single "
-            "updates and adds noise to their sum",
-        )
-    if privacy.correlated and (
-        has_shares or privacy.adaptive is not None or training.participation > 1 / 2
-    ):
-        yield Problem(
-            "privacy.correlated",
-            "found true with noise_shares, adaptive clipping or participation "
-            "above 0.5, expected false: the server must add noise of one size in all "
-            "rounds, and clients of every round gain nothing by it",
+            "found settings with secure aggregation, expected null: adaptive clipping "
+            "needs a server that sees single updates",
         )

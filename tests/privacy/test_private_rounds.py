@@ -559,12 +559,12 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
     assert set(problems) == {
         "training.selection",
         "privacy.noise_multiplier",
-        "privacy.adaptive",
+        "privacy",
     }
-    problems = problems_of(
-        privacy={"clip_norm": 1.0, "noise_multiplier": 0, "epsilon": 1, "adaptive": {}}
-    )
-    assert set(problems) == {"privacy.epsilon", "privacy.adaptive"}
+    exact = {"clip_norm": 1.0, "noise_multiplier": 0, "adaptive": {}, "epsilon": 1}
+    for needs_noise in ("adaptive", "epsilon"):
+        without = {key: exact[key] for key in exact if key != needs_noise}
+        assert set(problems_of(privacy=without)) == {"privacy.noise_multiplier"}
     problems = problems_of(
         training={"timing": {"name": "synchronous", "over_selection": 1.3}},
         privacy={"clip_norm": 1.0, "noise_multiplier": 1},
@@ -591,11 +591,8 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
         "noise_multiplier": 1,
         "correlated": True,
     }
-    for sections in (
-        {"privacy": turns | {"adaptive": {}}},
-        {"privacy": turns, "training": {}},
-    ):
-        assert set(problems_of(**sections)) == {"privacy.correlated"}
+    for name, value in (("adaptive", {}), ("noise_shares", 4)):
+        assert set(problems_of(privacy=turns | {name: value})) == {"privacy"}
 
 
 def test_model_with_running_statistics_is_refused() -> None:
