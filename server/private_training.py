@@ -55,6 +55,7 @@ from knnper.strategies.core.private_updates import clip_factor
 # σ_b: this fraction of the expected clients of a round (Andrew et al. 2021, section
 # 3.1).
 _COUNT_NOISE = 0.05
+_LARGE_DELTA = 1e-3  # the probability that differential privacy allows to fail
 _ROUNDING = 1e-9  # 1 / participation can be a little less than a whole number
 
 log = logging.getLogger(__name__)
@@ -209,8 +210,17 @@ class PrivateTraining:
             figures["clip_norm"] = clip_norm or self.settings.clip_norm
         return figures
 
-    def as_document(self) -> dict[str, Any]:
-        """Return plain values for the manifest, with the ε that the run may spend."""
+    def plan(self) -> dict[str, Any]:
+        """Return plain values for the manifest, with the ε that the run may spend.
+
+        Warns of a δ so large that ε says little.
+        """
+        if self.delta > _LARGE_DELTA:
+            log.warning(
+                "delta is %.2g, so that epsilon says little; set privacy.delta, such "
+                "as 1e-5",
+                self.delta,
+            )
         epsilon = self.epsilon_after(self.method.num_rounds)
         return {
             "unit": "client",

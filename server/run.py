@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib.util
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from knnper.experiment import is_timed_by_clients
 from knnper.experiment_file import results_identity, to_document
 from knnper.own import explained
 from knnper.predictions import RunPredictions
-from knnper.process import import_extra
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution
 from knnper.server.distribution_log import Reported, ShownResults
@@ -30,10 +28,6 @@ from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import Schedule, participation_of, schedule_of
 from knnper.strategies.catalogue import own_title
 from knnper.strategies.core.assembly import Assembly
-
-_LARGE_DELTA = 1e-3  # the probability that differential privacy allows to fail
-
-log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -86,16 +80,7 @@ class Conductor:
         privacy = experiment.privacy
         if privacy is not None and privacy.is_private:
             training = PrivateTraining(self.assembly, len(roster.trainable()))
-            conditions["privacy"] = training.as_document()
-            if training.delta > _LARGE_DELTA:
-                log.warning(
-                    "delta is %.2g, so that epsilon says little; set privacy.delta, "
-                    "such as 1e-5",
-                    training.delta,
-                )
-        if experiment.training.example_privacy is not None:
-            # The accounting follows the training, which would be lost without it.
-            import_extra("dp_accounting", "privacy", "training.example_privacy")
+            conditions["privacy"] = training.plan()
         self.folder.write_manifest(experiment, roster.split, command, conditions)
         most = self.assembly.experiment.run.keep_checkpoints
         checkpoints = CheckpointFolder(self.folder.checkpoints, identity, most)
