@@ -30,7 +30,7 @@ from benchmarks.service_membership import (
 )
 from knnper.client.served_model import open_served
 from knnper.client.service.documents import InputPrediction, private_predictions_of
-from knnper.client.settings import ShareSettings, SitePrivacySettings
+from knnper.client.settings import SitePrivacySettings
 from knnper.client.site_privacy import ProtectedUpdates
 from knnper.client.site_state import SiteState
 from knnper.data.examples import no_examples
@@ -56,9 +56,7 @@ from knnper.simulation.workbench import Workbench, open_workbench
 
 Row = tuple[str, str, AttackResult]  # protection, accuracy in percent, result
 NUM_SHADOWS = 4
-SITE_NOISE = SitePrivacySettings(
-    clip_norm=1.0, noise_multiplier=8.5, share=ShareSettings(counts=True)
-)
+SITE_NOISE = SitePrivacySettings(clip_norm=1.0, noise_multiplier=8.5, share=("counts",))
 NOISE = 80.0  # deviation, of pixels of 0 to 255
 ANSWERS_FOR = 1000  # queries that private answers are planned for
 EXPERIMENT: Mapping[str, Any] = {

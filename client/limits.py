@@ -220,7 +220,7 @@ class Limits:
         """Yield why the updates of the method may not leave the site."""
         privacy = self.client.limits.privacy
         method = method_of(self.experiment.method)
-        shares_labels = privacy is None or privacy.share.label_shares
+        shares_labels = privacy is None or "label_shares" in privacy.share
         if method.needs_metrics and not (self.client.share_metrics and shares_labels):
             yield Code.NEEDS_METRICS
         if privacy and privacy.clip_norm is not None and not only_weights(method):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -36,29 +36,8 @@ from knnper.yaml_text import read_yaml
 Port = Annotated[int, Field(ge=0, le=65535)]
 MethodName = Annotated[str, one_of(METHODS)]
 ModelName = Annotated[str, one_of(MODELS)]
+Shared = Literal["metrics", "counts", "label_shares"]
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-@dataclass(frozen=True)
-class ShareSettings(Settings):
-    """What may leave a site beside protected updates; ε covers none of it.
-
-    Attributes
-    ----------
-    metrics
-        Losses, accuracies and ``run.metrics``. They are also withheld with
-        ``share_metrics: false``, and contain numbers of examples.
-    counts
-        Numbers of examples. If false, ``weight`` stands for the number of training
-        examples, so that all the site's updates weigh the same.
-    label_shares
-        The frequency of each label, which the updates of some methods contain. If
-        false, the site rejects these methods.
-    """
-
-    metrics: bool = False
-    counts: bool = False
-    label_shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,9 +70,14 @@ class SitePrivacySettings(Settings):
     delta
         δ of every ε; useful below 1 / the number of examples.
     share
-        See `ShareSettings`.
+        What may leave beside protected updates; ε covers none of it. ``metrics``:
+        losses, accuracies and ``run.metrics``, which contain numbers of examples;
+        ``share_metrics: false`` also withholds them. ``counts``: numbers of examples.
+        ``label_shares``: the frequency of each label, which the updates of some methods
+        contain; without it the site rejects these methods.
     weight
-        The number of training examples to report without ``share.counts``.
+        The number of training examples to report without shared ``counts``, so that all
+        the site's updates weigh the same.
     """
 
     clip_norm: PositiveFloat | None = None
@@ -101,13 +85,13 @@ class SitePrivacySettings(Settings):
     epsilon_run: PositiveFloat | None = None
     epsilon_year: PositiveFloat | None = None
     delta: Delta = 1e-5
-    share: ShareSettings = field(default_factory=ShareSettings)
+    share: tuple[Shared, ...] = ()
     weight: PositiveInt = 1
 
     @property
     def fixed_weight(self) -> int | None:
         """The weight that hides numbers of examples; None if they may leave."""
-        return None if self.share.counts else self.weight
+        return None if "counts" in self.share else self.weight
 
     @property
     def noise(self) -> float:
@@ -128,11 +112,11 @@ class SitePrivacySettings(Settings):
                 "found a budget without noise, but without noise one update spends "
                 "an infinite epsilon; set noise_multiplier, or remove the budget",
             )
-        if self.share.metrics and not self.share.counts:
+        if "metrics" in self.share and "counts" not in self.share:
             yield Problem(
-                "limits.privacy.share.counts",
-                "found false with metrics: true, and metrics contain numbers of "
-                "examples; set both to the same value",
+                "limits.privacy.share",
+                "found metrics without counts, but metrics contain numbers of "
+                "examples; share both or none",
             )
 
 
@@ -337,7 +321,7 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         raise ConfigError(problems, str(path))
     base = file.parent
     privacy = parsed.limits.privacy
-    shares_metrics = privacy is None or privacy.share.metrics
+    shares_metrics = privacy is None or "metrics" in privacy.share
     tls = parsed.service.tls
     if tls is not None:
         tls = ServiceCertificate(base / tls.certificate, base / tls.key)

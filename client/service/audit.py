@@ -19,14 +19,14 @@ class RequestCounts:
 
     def __init__(self, record: Recorder) -> None:
         self._record = record
-        self._counts: Counter[tuple[str, str, int]] = Counter()
+        self._counts: Counter[str] = Counter()
         self._recorded_s = time.monotonic()
 
     def count(self, scope: Scope, request: str, status: int) -> None:
         """Count a request by the name of its token, method, path and status."""
         caller: Caller | None = scope.get("state", {}).get("caller")
         name = "none" if caller is None else caller.name
-        self._counts[name, request, status] += 1
+        self._counts[f"{name} {request} {status}"] += 1
         if time.monotonic() - self._recorded_s >= _EVERY_S:
             self.record()
 
@@ -35,12 +35,8 @@ class RequestCounts:
         self._recorded_s = time.monotonic()
         if not self._counts:
             return
-        requests = [
-            {"token": token, "request": request, "status": status, "count": count}
-            for (token, request, status), count in sorted(self._counts.items())
-        ]
         try:
-            self._record("requests", requests=requests)
+            self._record("requests", counts=self._counts)
         except (OSError, KnnPerError) as error:
             # Predictions go on; the counts are recorded with those of the next hour.
             _LOG.error("the counts of requests are not in the audit log: %s", error)

@@ -400,7 +400,7 @@ def test_nothing_but_the_update_leaves_by_default(file: Path) -> None:
 
 def test_what_is_shared_leaves(file: Path) -> None:
     plain = HostileServer(file).introduced(asked(**SMALL))
-    protect(file, NOISY, "share: {metrics: true, counts: true}")
+    protect(file, NOISY, "share: [metrics, counts]")
     server = HostileServer(file, run=2)
     assert server.introduced(asked(**SMALL)) == plain
     payload, update = server.train(asked(**SMALL))
@@ -420,22 +420,22 @@ def test_refusals_hide_counts(file: Path) -> None:
 
 def test_label_shares_are_refused_unless_shared(file: Path) -> None:
     fedpac = asked(method="{name: fedpac}", personalization="{}")
-    protect(file, "share: {metrics: true, counts: true}")
+    protect(file, "share: [metrics, counts]")
     text = file.read_text()
     refused(HostileServer(file), fedpac, "frequency of each label")
-    file.write_text(text.replace("counts: true", "counts: true, label_shares: true"))
+    file.write_text(text.replace("counts", "counts, label_shares"))
     assert HostileServer(file, run=2).introduced(fedpac).problem == ""
 
 
 def test_metrics_are_withheld_by_either_setting(file: Path) -> None:
     text = file.read_text()
     for share, top_level, expected in (
-        ("true", "true", True),
-        ("true", "false", False),
-        ("false", "true", False),
+        ("metrics, counts", "true", True),
+        ("metrics, counts", "false", False),
+        ("counts", "true", False),
     ):
         file.write_text(f"{text}share_metrics: {top_level}\n")
-        protect(file, f"share: {{metrics: {share}, counts: true}}")
+        protect(file, f"share: [{share}]")
         assert read_client(file).share_metrics is expected
 
 
