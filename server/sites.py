@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
-from knnper.audit_log import Recorder, record_nothing
 from knnper.errors import RunError
 from knnper.experiment import FederationSettings
 from knnper.server.directory import Directory
@@ -31,8 +30,8 @@ log = logging.getLogger("flwr")
 class SiteFederation(LiveFederation):
     """Real clients, which are sent requests by name while they are online.
 
-    ``record`` records the outcome of each exchange, for an audit log; replies that are
-    not waited for are in the entries of their rounds.
+    The outcome of each exchange goes to the recorder of the directory, for an audit
+    log; replies that are not waited for are in the entries of their rounds.
     """
 
     directory: Directory
@@ -41,7 +40,6 @@ class SiteFederation(LiveFederation):
     stop: threading.Event = field(default_factory=threading.Event)
     may_be_away: bool = True
     trusts_clients: bool = False
-    record: Recorder = record_nothing
     _missing_since: dict[str, float] = field(default_factory=dict)
     _could_not_begin: list[Reply] = field(default_factory=list)
 
@@ -62,7 +60,7 @@ class SiteFederation(LiveFederation):
                 failed = {
                     name: failure for name, failure in outcomes.items() if failure
                 }
-                self.record(
+                self.directory.record(
                     "exchange",
                     purpose=step.purpose,
                     round=step.server_round,

@@ -150,17 +150,14 @@ async def predict(
         200: {"links": {"picture": _PICTURE_LINK}},
         **documented(400, 401, 403, 408, 409, 413, 415, 422, 503, 507),
     },
+    dependencies=[needs("add")],
 )
-async def add(
-    caller: Annotated[Caller, needs("add")],
-    served: Served,
-    service: OfService,
-    request: Request,
-) -> Addition:
+async def add(served: Served, service: OfService, request: Request) -> Addition:
     """Store examples.
 
     When this answers they are on disk, and every later prediction searches among them.
     """
+    token = request.state.caller.name
     async with service.bodies.read(request) as body:
         budget = Budget(service.limits)
 
@@ -178,8 +175,7 @@ async def add(
                     f"found {num_taken} names that are taken and {num_repeated} given "
                     "twice, expected new names; nothing is stored",
                 )
-            num_examples = len(inputs)
-            service.record("add_examples", token=caller.name, num_examples=num_examples)
+            service.record("add_examples", token=token, num_examples=len(inputs))
             added = served.add(inputs, labels, names)
             ids: list[int] = added.ids.tolist()
             return Addition(
@@ -198,18 +194,15 @@ async def add(
     "/examples",
     tags=["examples"],
     responses=documented(400, 401, 403, 408, 409, 413, 415, 422, 503),
+    dependencies=[needs("delete")],
 )
-async def delete(
-    caller: Annotated[Caller, needs("delete")],
-    served: Served,
-    service: OfService,
-    request: Request,
-) -> Deletion:
+async def delete(served: Served, service: OfService, request: Request) -> Deletion:
     """Delete examples, and every trace of them.
 
     The examples that match all given fields. The store's database is rewritten, so
     delete many at once.
     """
+    token = request.state.caller.name
     async with service.bodies.read(request) as body:
 
         def work() -> Deletion:
@@ -217,7 +210,7 @@ async def delete(
             # The same as are deleted below: only this thread changes the store.
             ids: list[int] = served.store.select(selection).tolist()
             message = None
-            service.record("delete_examples", token=caller.name, num_examples=len(ids))
+            service.record("delete_examples", token=token, num_examples=len(ids))
             try:
                 served.delete(selection)
             except NotErasedError as error:

@@ -173,14 +173,8 @@ def lead_sites(
     registry = order.registry
     identity = identity_at_sites(assembly.experiment)
     log.info("the fingerprint of the experiment is %s", identity)
-    record(
-        "run_begins",
-        name=order.output.name,
-        experiment=identity,
-        method=experiment.method.name,
-        model=experiment.model.name,
-        resumed=order.resume,
-    )
+    name = order.output.name
+    record("run_begins", name=name, experiment=identity, resumed=order.resume)
     directory = Directory(
         grid,
         for_sites(assembly.experiment),
@@ -188,9 +182,7 @@ def lead_sites(
         record,
     )
     messenger = _messenger(grid, assembly, directory, stop)
-    federation = SiteFederation(
-        directory, messenger, experiment.run.federation, stop, record=record
-    )
+    federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
     folder = order.folder()
     messenger.session = folder.session()
     with folder.locked(), quick_pulls():

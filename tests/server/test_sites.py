@@ -265,7 +265,7 @@ def test_each_client_has_a_request_of_its_own_and_offline_clients_fail() -> None
 def recording(site_federation: SiteFederation) -> list[dict[str, Any]]:
     """Let a federation record; return the list of the details of its entries."""
     details: list[dict[str, Any]] = []
-    site_federation.record = lambda event, **more: details.append(more)
+    site_federation.directory.record = lambda event, **more: details.append(more)
     return details
 
 
