@@ -123,10 +123,22 @@ def psnr_of_nearest(task: Task, candidates: Tensor, examples: Examples) -> Tenso
 
 
 def reconstruction_result(
-    attack: str, surface: str, psnr: Sequence[Tensor], noun: str
+    attack: str,
+    surface: str,
+    task: Task,
+    updates: Sequence[ObservedUpdate],
+    noun: str,
+    rng: RandomKey,
 ) -> AttackResult:
-    """Return the figures of reconstructions of ``noun`` with these PSNRs, in dB."""
-    values = torch.cat(list(psnr)).numpy()
+    """Reconstruct the ``noun`` behind updates; return the figures."""
+    psnr = []
+    for place, update in enumerate(updates):
+        if attack == ANALYTIC:
+            candidates = analytic_inputs(task, update)
+        else:
+            candidates = matched_inputs(task, update, rng.child(place))
+        psnr.append(psnr_of_nearest(task, candidates, update.examples))
+    values = torch.cat(psnr).numpy()
     near = int((values >= RECOGNISABLE_DB).sum())
     figures = {
         "recognisable": proportion(near, len(values)),

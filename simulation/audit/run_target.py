@@ -6,7 +6,7 @@ server sees updates.
 
 import functools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from knnper.data.examples import ClientData, Examples, LabelledArrays, no_exampl
 from knnper.datastore.prediction import KnnPredictor, NeighborClassifier
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.observer import Observer
-from knnper.server.rounds import RoundLoop, untrained
+from knnper.server.rounds import untrained
+from knnper.server.run import Conductor
 from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import RoundSchedule
 from knnper.server.selection import Uniform
@@ -46,8 +46,6 @@ from knnper.simulation.audit.reconstruction import (
     GRADIENT_MATCHING,
     ObservedUpdate,
     analytic_inputs,
-    matched_inputs,
-    psnr_of_nearest,
     reconstruction_result,
 )
 from knnper.simulation.catalogue import experiment_catalogue
@@ -117,30 +115,29 @@ class RunTarget(Target):
         )
         parts = [self.bench.clients.parts[client] for client in self.trainable]
         places = [np.append(part.train, num_train + part.test) for part in parts]
-        is_member = np.concatenate(places) < num_train
+        # Each once: clients may share test examples, such as those of their domain.
+        rows = np.array([*dict.fromkeys(np.concatenate(places).tolist())])
+        is_member = rows < num_train
         if is_member.all():
             reason = "no client has test examples to compare with"
             yield AttackResult(LIRA, "global model", left_out=reason)
             return
-        ends = np.cumsum([len(rows) for rows in places])[:-1]
-        examples = [pool.examples_at(rows) for rows in places]
+        examples = pool.examples_at(rows)
         is_out, shadow_logits = [], []
         for number in range(self.num_shadows):
             # Both models of a pair have the same draw.
             rng = key.child("halves", number // 2).numpy()
-            chosen = (rng.random(len(is_member)) < 0.5) ^ bool(number % 2)
+            is_chosen = (rng.random(len(rows)) < 0.5) ^ bool(number % 2)
             shadow_parts = [
-                replace(part, train=rows[is_chosen])
-                for part, rows, is_chosen in zip(
-                    parts, places, np.split(chosen, ends), strict=True
-                )
+                replace(part, train=place[np.isin(place, rows[is_chosen])])
+                for part, place in zip(parts, places, strict=True)
             ]
             partition = Partition(Clients.of(shadow_parts))
             clients = VirtualClients.of(replace(dataset, train=pool), partition)
             bench = replace(self.bench, partition=partition, clients=clients)
             state = self._train(bench, key.child("shadow", number))
             shadow_logits.append(self._logits(state, examples))
-            is_out.append(~chosen)
+            is_out.append(~is_chosen)
         logits = self._logits(self.ended.last.state, examples)
         scores = lira_scores(logits, np.stack(shadow_logits), np.stack(is_out))
         yield membership_result(LIRA, "global model", scores, is_member)
@@ -155,27 +152,20 @@ class RunTarget(Target):
         run = replace(bench.experiment.run, seed=seed, exploding_rounds=0)
         experiment = replace(bench.experiment, run=run)
         bench = replace(bench, experiment=experiment, key=RandomKey(seed))
-        self.observer.training_started(bench.method.num_rounds, 1)
-        with tempfile.TemporaryDirectory(prefix="knnper-audit-") as folder:
-            loop = RoundLoop(
-                bench,
-                SerialFederation(runtime_of(bench, Path(folder))),
-                bench.roster,
-                CheckpointFolder(Path(folder) / "checkpoints", "shadow", 1),
-                self.observer.round_finished,
-            )
-            return loop.train(untrained(bench, loop.roster)).state
+        with tempfile.TemporaryDirectory(prefix="knnper-audit-") as path:
+            folder = RunFolder.create(Path(path), experiment)
+            federation = SerialFederation(runtime_of(bench, folder.path))
+            conductor = Conductor(bench, federation, folder, self.observer)
+            return conductor.train(bench.roster, ()).state
 
-    def _logits(self, state: Any, parts: Iterable[Examples]) -> Scores:
+    def _logits(self, state: Any, examples: Examples) -> Scores:
         """Return the `confidence_logits` of the model of a client without data."""
         bench = self.bench
         key = bench.key.child("broadcast", "hand-over", UNSEEN_CLIENT)
         payload = bench.method.broadcast(state, UNSEEN_CLIENT, key)
         runtime = runtime_of(bench, self.ended.folder.path)
         predict = runtime.unpersonalised(payload)
-        return np.concatenate(
-            [confidence_logits(predict(part.images), part.labels) for part in parts]
-        )
+        return confidence_logits(predict(examples.images), examples.labels)
 
     # The clients' memories
 
@@ -240,14 +230,8 @@ class RunTarget(Target):
                 yield AttackResult(attack, "updates", left_out=reason)
                 continue
             for surface in surfaces if attack == ANALYTIC else (SINGLE,):
-                psnr = list[Tensor]()
-                for place, update in enumerate(surfaces[surface]):
-                    if attack == ANALYTIC:
-                        candidates = analytic_inputs(task, update)
-                    else:
-                        candidates = matched_inputs(task, update, key.child(place))
-                    psnr.append(psnr_of_nearest(task, candidates, update.examples))
-                yield reconstruction_result(attack, surface, psnr, noun)
+                updates = surfaces[surface]
+                yield reconstruction_result(attack, surface, task, updates, noun, key)
 
     def _obstacle(
         self, attack: str, surfaces: Mapping[str, Sequence[ObservedUpdate]]
@@ -313,18 +297,13 @@ class RunTarget(Target):
         """
         bench, method = self.bench, self.bench.method
         key = bench.key.child("broadcast", 1, client)
-        payload = method.broadcast(self._start, client, key)
+        payload = method.broadcast(untrained(bench, bench.roster).state, client, key)
         key = bench.key.child("client_update", 1, client)
         _, sent = method.client_update(payload, None, data, 1, key)
         update = sent if method.decoded is None else method.decoded(payload, sent)
         decrease = -differences(method, payload, update)
         weights = getattr(payload, "weights", torch.empty(0))
         return ObservedUpdate(weights, decrease, data.train)
-
-    @functools.cached_property
-    def _start(self) -> Any:
-        """The server's state before the first round."""
-        return untrained(self.bench, self.bench.roster).state
 
     def _one_run(self, _: Sequence[str], key: RandomKey) -> Iterator[AttackResult]:
         game = private_training_game(self.bench, self.ended.last.server_round)

@@ -124,6 +124,42 @@ def test_each_example_is_missing_in_a_shadow_model(
     assert num_trained == (~is_out[0]).sum(axis=1).tolist()
 
 
+def test_test_example_of_several_clients_is_one_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {
+        "name": "domains",
+        "data": {"name": "digit_domains"},
+        # Three clients of each domain, with the same test examples.
+        "partition": {
+            "name": "pflbed",
+            "seen_clients_per_domain": 3,
+            "unseen_clients_per_domain": 0,
+        },
+        "model": {"name": "softmax_regression"},
+        "training": {"num_rounds": 1},
+        "method": {"name": "fedavg"},
+        "run": {"engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    run = RunFolder.create(tmp_path / "run", experiment)
+    simulate(open_workbench(experiment), run, Observer(), ["test"])
+    target = open_run(run.path, num_shadows=2)
+    trained_on = list[set[int]]()
+    train = RunTarget._train
+
+    def keeping_train(self: RunTarget, bench: Workbench, key: RandomKey) -> Any:
+        parts = bench.clients.parts.values()
+        trained_on.append({row for part in parts for row in part.train.tolist()})
+        return train(self, bench, key)
+
+    monkeypatch.setattr(RunTarget, "_train", keeping_train)
+    (lira,) = results(target, "lira")
+    assert lira.samples["others"] == len(target.bench.dataset.test)
+    # The models of a pair share no example.
+    assert trained_on[0].isdisjoint(trained_on[1])
+
+
 def linear_target(folder: Path) -> RunTarget:
     training = {"num_rounds": 1, "learning_rate": 0.05, "batch_size": 8}
     model = {"name": "softmax_regression"}
