@@ -109,12 +109,8 @@ def noise_multiplier_for(
                 f"found no noise for epsilon {epsilon:g} at delta {delta:g}; expected "
                 "a larger epsilon or fewer rounds"
             )
-    low = high / 2
-    while not spends_too_much(low):
-        low, high = low / 2, low
-        if low < _CLOSE:
-            return high
-    while high - low > _CLOSE * high:
+    low = 0.0
+    while high - low > _CLOSE * high and high > 2 * _CLOSE:
         middle = (low + high) / 2
         low, high = (middle, high) if spends_too_much(middle) else (low, middle)
     return high

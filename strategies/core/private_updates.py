@@ -107,17 +107,11 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
     privacy, training = experiment.privacy, experiment.training
     if privacy is None:
         return
-    if training.devices is not None:
+    if training.devices is not None or training.selection != UniformSelection():
         yield Problem(
-            "training.devices",
-            "found virtual time with privacy, expected null: who counts must not "
-            "depend on how fast a client is",
-        )
-    if training.selection != UniformSelection():
-        yield Problem(
-            "training.selection",
-            f"found {training.selection.name} with privacy, expected uniform: a client "
-            "must not be selected by what is in its data",
+            "training",
+            "found devices or a selection by utility with privacy, expected neither: "
+            "who counts must not depend on a client's speed or data",
         )
     if privacy.noise_multiplier is None and (
         privacy.noise_shares is not None or privacy.epsilon is None
