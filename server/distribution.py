@@ -1,10 +1,11 @@
-"""Distribute a trained model to seen and unseen clients, which personalise it."""
+"""Distribute a model to clients, to personalise it, or to validate it in training."""
 
 import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from knnper.errors import RunError, printable
@@ -12,8 +13,9 @@ from knnper.records import is_same
 from knnper.seeding import RandomKey
 from knnper.server.checkpoints import Checkpoint
 from knnper.server.federation import Federation, Reply, Request, Step
-from knnper.server.plausibility import result_problem
-from knnper.strategies.core.evaluation import ClientResult, ClientResults
+from knnper.server.plausibility import result_problem, validation_problem
+from knnper.server.roster import Roster
+from knnper.strategies.core.evaluation import ClientResult, ClientResults, Validation
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.transport.messages import Purpose
 
@@ -21,12 +23,14 @@ from knnper.transport.messages import Purpose
 # workers are busy until the end, and the overhead of a task is small.
 IMAGES_AT_ONCE = 1024
 
+_FAILED = "round %d: client %s failed: %s"
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ModelDistribution:
-    """Distributes the trained model to clients."""
+    """Distributes a model to clients."""
 
     method: Method
     federation: Federation
@@ -59,6 +63,68 @@ class ModelDistribution:
             for name, result in outcome.items():
                 if isinstance(result, str):
                     self._failed(name, result)
+
+    def validation_accuracies(
+        self,
+        trained: Checkpoint,
+        roster: Roster,
+        skipped: Collection[str],
+        keep_rounds: Sequence[int],
+        is_personal: bool,
+    ) -> dict[str, float]:
+        """Return the accuracies on the seen clients' validation splits, pooled.
+
+        Clients that fail do not count.
+
+        Parameters
+        ----------
+        skipped
+            Clients that are not asked.
+        keep_rounds
+            See `Step`.
+        is_personal
+            Whether the clients also personalise the model.
+        """
+        server_round, titles = trained.server_round, self.titles
+        key = self.key.child("broadcast", server_round)
+        num_validation = roster.num_validation()
+        free = {
+            name: count for name, count in num_validation.items() if name not in skipped
+        }
+        requests: Iterable[Request]
+        if is_personal:
+            of_all = roster.sizes()
+            sizes = {name: of_all[name] for name in free}
+            requests = requests_to_personalize(self.method, trained, key, sizes, sizes)
+        else:
+            unseen = key.child(UNSEEN_CLIENT)
+            reference = self.method.broadcast(trained.state, UNSEEN_CLIENT, unseen)
+            requests = (Request(group, reference) for group in in_groups(free))
+        step = Step(Purpose.VALIDATE, server_round, keep_rounds)
+        counts: Counter[str] = Counter()
+        for reply in self.federation.exchange(step, requests):
+            most = sum(num_validation[name] for name in reply.clients)
+            problem = reply.failure or validation_problem(reply.record, most)
+            if problem:
+                names = (titles.get(name, name) for name in reply.clients)
+                log.warning(_FAILED, server_round, ", ".join(names), problem)
+                continue
+            validation: Validation = reply.record
+            for name, reason in validation.failures.items():
+                title = titles.get(name, printable(name))
+                log.warning(_FAILED, server_round, title, printable(reason))
+            counts["right"] += validation.reference.num_correct
+            counts["all"] += validation.reference.num_examples
+            counts["personal right"] += validation.num_personal_correct
+            counts["personal"] += validation.num_personal
+        accuracies = {}
+        if counts["all"]:
+            accuracies["validation_accuracy"] = counts["right"] / counts["all"]
+        if counts["personal"]:
+            accuracies["validation_accuracy_personal"] = (
+                counts["personal right"] / counts["personal"]
+            )
+        return accuracies
 
     def _failed(self, client: str, reason: str) -> None:
         title = self.titles.get(client, client)

@@ -20,6 +20,7 @@ from knnper.server.checkpoints import (
     History,
 )
 from knnper.server.claims import cap_claims, leeway
+from knnper.server.distribution import ModelDistribution
 from knnper.server.explosion import ExplodedError, explosion_sign, median_loss
 from knnper.server.federation import Federation, LiveFederation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
@@ -46,7 +47,6 @@ from knnper.server.screening import (
 from knnper.server.secure_rounds import PairwiseKeys, SecureRound
 from knnper.server.selection import Uniform
 from knnper.server.tally import Tally
-from knnper.server.validation import validation_accuracies
 from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.method import UNSEEN_CLIENT, origins
 from knnper.strategies.core.records import NoState
@@ -536,15 +536,16 @@ class RoundLoop:
         return scheduled(fleet, training, start.server_round + 1)
 
     def validate(self, trained: Checkpoint) -> RoundRecord:
-        """Return the accuracies on the seen clients' validation splits.
-
-        Clients that are busy or left out, and clients that fail, do not count.
-        """
-        skipped = {*self.schedule.busy(), *trained.history.left_out}
-        keep_rounds = self.checkpoints.rounds_for_clients()
-        step = Step(Purpose.VALIDATE, trained.server_round, keep_rounds)
-        return validation_accuracies(
-            self.assembly, self.federation, self.roster, step, trained, skipped
+        """Return the accuracies on validation splits of clients that are not busy."""
+        distribution = ModelDistribution(
+            self.method, self.federation, self.key, titles=self.titles
+        )
+        return distribution.validation_accuracies(
+            trained,
+            self.roster,
+            skipped={*self.schedule.busy(), *trained.history.left_out},
+            keep_rounds=self.checkpoints.rounds_for_clients(),
+            is_personal=self.run.validate_personal,
         )
 
 
