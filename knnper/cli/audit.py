@@ -13,21 +13,12 @@ from knnper.server.observer import progress_observer
 if TYPE_CHECKING:
     from knnper.simulation.audit.audit import Target
 
-RunOrUrl = Annotated[
-    str,
+RunOrClient = Annotated[
+    Path,
     typer.Argument(
-        metavar="RUN|URL",
-        help="The folder of a finished simulation, or the address of a service, such "
-        "as http://127.0.0.1:8080.",
-    ),
-]
-OwnersFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="CLIENT.yaml",
-        help="With URL: the file of its client, on its machine. The data must have "
-        "stored and test examples.",
+        metavar="RUN|CLIENT.yaml",
+        help="The folder of a finished simulation, or the file of a client whose "
+        "service runs on this machine. Its data must have stored and test examples.",
     ),
 ]
 Attacks = Annotated[
@@ -52,8 +43,7 @@ ShadowModels = Annotated[
 
 
 def audit(
-    target: RunOrUrl,
-    data: OwnersFile = None,
+    target: RunOrClient,
     attacks: Attacks = None,
     seed: Seed = 0,
     shadow_models: ShadowModels = 4,
@@ -64,10 +54,6 @@ def audit(
     attacks exist. The record is audit.json, in the folder of a run (`knnper report`
     shows it), or for a service in the current folder.
     """
-    if target.startswith(("http://", "https://")) != (data is not None):
-        raise typer.BadParameter(
-            "a URL goes with --data CLIENT.yaml, and the folder of a run without it"
-        )
     from knnper.server.run_folder import write_document
     from knnper.settings import alternatives
     from knnper.simulation.audit.audit import FILE, audit_target
@@ -75,12 +61,12 @@ def audit(
     from knnper.simulation.reports.audit_section import audit_table
 
     with progress_observer() as observer:
-        if data is None:
-            path = Path(target) / FILE
-            opened: Target = open_run(Path(target), shadow_models, observer)
-        else:
+        if target.is_file():
             path = Path(FILE)
-            opened = _open_service(target, data)
+            opened: Target = _open_service(target)
+        else:
+            path = target / FILE
+            opened = open_run(target, shadow_models, observer)
         for name in attacks or ():
             if name not in opened.attacks:
                 raise typer.BadParameter(
@@ -93,11 +79,11 @@ def audit(
     say(f"The record of the audit is in {path}")
 
 
-def _open_service(url: str, data: Path) -> "Target":
+def _open_service(client: Path) -> "Target":
     from knnper.client.settings import read_client
     from knnper.process import import_extra
 
-    import_extra("httpx", "deployment", "knnper audit URL")
+    import_extra("httpx", "deployment", "knnper audit CLIENT.yaml")
     from knnper.simulation.audit.service_target import open_service
 
-    return open_service(url, read_client(data))
+    return open_service(read_client(client))

@@ -80,8 +80,8 @@ class ServiceTarget(Target):
         yield from memory_results(attacks, "memory", [outcome], reason)
 
 
-def open_service(url: str, settings: ClientSettings) -> ServiceTarget:
-    """Connect to the service of the client with these settings, as its owner.
+def open_service(settings: ClientSettings) -> ServiceTarget:
+    """Connect to the service of a client on this machine, as its owner.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def open_service(url: str, settings: ClientSettings) -> ServiceTarget:
         If the service does not answer, or serves another model or with another privacy
         than the client's files have, or if the owner's data has no test examples.
     """
-    info = _request(url, settings, Info, "/info")
+    info = _request(settings, Info, "/info")
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     serving, privacy = site_state.served(), settings.service.privacy
     served, expected = (
@@ -99,8 +99,9 @@ def open_service(url: str, settings: ClientSettings) -> ServiceTarget:
     )
     if serving is None or served != expected:
         raise RunError(
-            f"{url} serves {served}, expected {expected}; give the file of the client "
-            "that serves there, and restart the service if the file has changed"
+            f"{settings.service.address} serves {served}, expected {expected}; give "
+            "the file of the client that serves there, and restart the service if the "
+            "file has changed"
         )
     model = site_state.load(serving.model)
     torch.set_num_threads(model.card.num_threads)
@@ -114,7 +115,7 @@ def open_service(url: str, settings: ClientSettings) -> ServiceTarget:
         file = io.BytesIO()
         np.save(file, inputs.reshape(-1, *info.input_shape).numpy())
         content = file.getvalue()
-        answer = _request(url, settings, Predictions, "/predict", content)
+        answer = _request(settings, Predictions, "/predict", content)
         return answer.predictions
 
     knn_weight = serving.knn_weight if privacy is None else privacy.knn_weight
@@ -129,7 +130,7 @@ def open_service(url: str, settings: ClientSettings) -> ServiceTarget:
         num_stored,
     )
     facts = {
-        "address": url,
+        "address": str(settings.service.address),
         "stored": num_stored,
         **info.model_dump(include={"client", "model", "knn_weight", "privacy"}),
     }
@@ -159,36 +160,38 @@ def split_by_store(
 
 
 def _request(
-    url: str,
-    settings: ClientSettings,
-    kind: type[D],
-    path: str,
-    content: bytes | None = None,
+    settings: ClientSettings, kind: type[D], path: str, content: bytes | None = None
 ) -> D:
     """Return the service's answer, a document of this kind; RunError for another."""
-    tls = settings.service.tls
-    certificate = None if tls is None else tls.certificate
-    token = read_or_create_owner_token(settings.state / "token")
-    address = url.rstrip("/") + path
+    tls, token_file = settings.service.tls, settings.state / "token"
+    token = read_or_create_owner_token(token_file)
+    context = ssl.create_default_context(
+        cafile=None if tls is None else tls.certificate
+    )
+    # The service is known by its own certificate, under whatever name it has.
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    scheme = "http" if tls is None else "https"
+    url = f"{scheme}://{settings.service.address.on_this_machine}{path}"
     try:
         response = httpx.request(
             "GET" if content is None else "POST",
-            address,
+            url,
             content=content,
             headers={
                 "authorization": f"Bearer {token}",
                 "content-type": "application/x-npy",
             },
             timeout=_TIMEOUT_S,
-            verify=ssl.create_default_context(cafile=certificate),
+            verify=context,
             trust_env=False,
         )
         if response.is_success:
             return kind.model_validate_json(response.content)
         problem = f"answered {response.status_code}: {response.text[:500]}"
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValidationError) as error:
+    except (httpx.HTTPError, OSError, ValidationError) as error:
         problem = str(error)
     raise RunError(
-        f"{address}: {problem}; expected a running `knnper site serve` of this "
-        "version, with the owner's token in the client's state folder"
+        f"{url}: {problem}; expected a running `knnper site serve` of this version, "
+        f"with the owner's token in {token_file}"
     )

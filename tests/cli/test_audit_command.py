@@ -4,11 +4,13 @@ import contextlib
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -22,6 +24,7 @@ from knnper.client.service.tokens import (
 )
 from knnper.client.settings import read_client
 from knnper.client.site_state import SiteState
+from knnper.transport.credentials import issue_server_certificate, new_authority
 from tests.cli.conftest import write_client_file
 from tests.client.service.small_service import running
 
@@ -71,7 +74,8 @@ def client_file(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def serving(client_file: Path) -> Iterator[str]:
+def serving(client_file: Path) -> Iterator[int]:
+    """Give the port of a client's service."""
     settings = read_client(client_file)
     owner = read_or_create_owner_token(settings.state / "token")
     privacy = settings.service.privacy
@@ -83,20 +87,32 @@ def serving(client_file: Path) -> Iterator[str]:
         limits=RequestLimits(poll_s=0.05),
         privacy=privacy,
     )
-    with running(service) as address:
-        yield address
+    with running(service, replace(settings.service, port=0)) as address:
+        yield int(address.rpartition(":")[2])
+
+
+def with_port(client_file: Path, port: int) -> Path:
+    """Write the file of a client with the port of its service."""
+    document = yaml.safe_load(client_file.read_text())
+    document["service"] = {**document.get("service", {}), "port": port}
+    path = client_file.with_name(f"{port}.yaml")
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
 @pytest.fixture
-def url(client_file: Path) -> Iterator[str]:
-    with serving(client_file) as address:
-        yield address
+def served_client(client_file: Path) -> Iterator[Path]:
+    """Give the file of a client whose service runs."""
+    with serving(client_file) as port:
+        yield with_port(client_file, port)
 
 
-def metrics_of(url: str, client_file: Path) -> str:
-    token = (read_client(client_file).state / "token").read_text().strip()
+def metrics_of(client_file: Path) -> str:
+    settings = read_client(client_file)
+    token = (settings.state / "token").read_text().strip()
     headers = {"authorization": f"Bearer {token}"}
-    return httpx.get(f"{url}/metrics", headers=headers).raise_for_status().text
+    url = f"http://{settings.service.address}/metrics"
+    return httpx.get(url, headers=headers).raise_for_status().text
 
 
 @pytest.fixture
@@ -112,9 +128,9 @@ def results_by_attack(record_path: Path) -> dict[str, Any]:
 
 
 def test_audit_of_a_service_finds_the_stored_examples(
-    url: str, client_file: Path, record_path: Path
+    served_client: Path, record_path: Path
 ) -> None:
-    result = run_command("audit", url, "--data", client_file)
+    result = run_command("audit", served_client)
     assert result.exit_code == 0, result.output
     results = results_by_attack(record_path)
     names = {"one_run", "labels", "probabilities", "neighbors", "waka"}
@@ -127,9 +143,13 @@ def test_audit_of_a_service_finds_the_stored_examples(
     assert neighbors["figures"]["auc"]["value"] == 1
 
 
-def client_with_token(folder: Path, secret: str) -> Path:
-    """Return the file of a client without a model, with this token of the owner."""
-    path = write_client_file(folder, more="state: empty")
+def client_with_token(folder: Path, served_client: Path, secret: str) -> Path:
+    """Return the file of a client without a model, with the port of another's service.
+
+    ``secret``: its owner's token.
+    """
+    port = read_client(served_client).service.port
+    path = with_port(write_client_file(folder, more="state: empty"), port)
     state = read_client(path).state
     state.mkdir()
     (state / "token").touch(mode=0o600)
@@ -137,19 +157,42 @@ def client_with_token(folder: Path, secret: str) -> Path:
     return path
 
 
-def test_audit_explains_an_unknown_token(url: str, tmp_path: Path) -> None:
-    other = client_with_token(tmp_path, "a token that the service does not know")
-    result = run_command("audit", url, "--data", other)
+def test_audit_knows_a_service_by_its_certificate(
+    client_file: Path, record_path: Path
+) -> None:
+    folder = client_file.parent
+    for name in ("own", "other"):
+        certificate = issue_server_certificate(new_authority("tests"), ["site.invalid"])
+        certificate.write(folder / f"{name}.pem", folder / f"{name}.key")
+    own, other = (
+        f"{client_file.read_text()}service: "
+        f"{{tls: {{certificate: {name}.pem, key: {name}.key}}}}\n"
+        for name in ("own", "other")
+    )
+    client = folder / "encrypted.yaml"
+    client.write_text(own)
+    with serving(client) as port:
+        result = run_command("audit", with_port(client, port), "--attack", "labels")
+        client.write_text(other)
+        refused = run_command("audit", with_port(client, port), "--attack", "labels")
+    assert result.exit_code == 0, result.output
+    assert results_by_attack(record_path)["labels"]["figures"]
+    assert refused.exit_code == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
+
+
+def test_audit_explains_an_unknown_token(served_client: Path, tmp_path: Path) -> None:
+    unknown = "a token that the service does not know"
+    result = run_command("audit", client_with_token(tmp_path, served_client, unknown))
     assert result.exit_code == 1
     assert "answered 401" in result.stderr
 
 
 def test_audit_explains_a_service_of_another_client(
-    url: str, client_file: Path, tmp_path: Path
+    served_client: Path, tmp_path: Path
 ) -> None:
-    secret = (read_client(client_file).state / "token").read_text()
-    other = client_with_token(tmp_path, secret)
-    result = run_command("audit", url, "--data", other)
+    secret = (read_client(served_client).state / "token").read_text()
+    result = run_command("audit", client_with_token(tmp_path, served_client, secret))
     assert result.exit_code == 1
     message = " ".join(result.stderr.split())
     assert "give the file of the client that serves there" in message
@@ -163,12 +206,12 @@ def test_audit_of_private_answers_bounds_their_epsilon(
         client_file.read_text()
         + "service: {privacy: {epsilon: 4, threshold: 0.95, num_queries: 100}}\n"
     )
-    options = ("--data", private)
-    with serving(private) as url:
-        only_bound = run_command("audit", url, *options, "--attack", "one_run")
+    with serving(private) as port:
+        client = with_port(private, port)
+        only_bound = run_command("audit", client, "--attack", "one_run")
         assert only_bound.exit_code == 0, only_bound.output
-        assert "knnper_predictions_total{" not in metrics_of(url, private)
-        result = run_command("audit", url, *options)
+        assert "knnper_predictions_total{" not in metrics_of(client)
+        result = run_command("audit", client)
     assert result.exit_code == 0, result.output
     facts = json.loads(record_path.read_bytes())["facts"]
     assert facts["privacy"]["epsilon"] == 4
@@ -186,8 +229,8 @@ def test_audit_explains_privacy_that_the_file_does_not_have(
     private.write_text(
         client_file.read_text() + "service: {privacy: {epsilon: 2, threshold: 0.9}}\n"
     )
-    with serving(private) as url:
-        result = run_command("audit", url, "--data", client_file)
+    with serving(private) as port:
+        result = run_command("audit", with_port(client_file, port))
     assert result.exit_code == 1
     message = " ".join(result.stderr.split())
     assert "with (ε, δ) = (2.0, 1e-05), expected" in message
@@ -197,19 +240,17 @@ def test_audit_explains_privacy_that_the_file_does_not_have(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["http://127.0.0.1:9"], 2, "a URL goes with --data CLIENT.yaml"),
-        (["{run}", "--data", "{file}"], 2, "a URL goes with --data CLIENT.yaml"),
         (["{run}", "--shadow-models", "1"], 2, "1 is not in the range"),
         (["{run}", "--attack", "liar"], 2, "found 'liar'"),
         (["{run}/nothing"], 1, "nothing"),
-        (["http://127.0.0.1:9", "--data", "{file}"], 1, "expected a running"),
-        (["http://[", "--data", "{file}"], 1, "expected a running"),
+        (["{file}"], 1, "expected a running"),
     ],
 )
 def test_audit_explains_wrong_arguments(
     run: Path, client_file: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    filled = [text.format(run=run, file=client_file) for text in arguments]
+    no_service = with_port(client_file, 9)
+    filled = [text.format(run=run, file=no_service) for text in arguments]
     result = run_command("audit", *filled)
     assert result.exit_code == code
     assert message in " ".join(result.stderr.split())

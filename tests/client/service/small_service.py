@@ -166,9 +166,9 @@ def asking(
 
 
 @contextlib.contextmanager
-def running(app: ASGIApp) -> Iterator[str]:
+def running(app: ASGIApp, settings: ServiceSettings | None = None) -> Iterator[str]:
     """Give the address at which a thread of this process answers."""
-    server = make_server(app, ServiceSettings(port=0))
+    server = make_server(app, settings or ServiceSettings(port=0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
