@@ -69,9 +69,7 @@ def synthetic_update(
 def _origin(method: Method, payload: Any, update: Any) -> Tensor:
     """Return the numbers from which those of an update started, float32 (d,)."""
     started = origins(method, payload, update)
-    origin = {}
-    for path, tensor in tensors_of(update).items():
-        zeros = torch.zeros_like(tensor)
-        start = started.get(path, zeros)
-        origin[path] = start if start.shape == tensor.shape else zeros
-    return as_vector(origin)
+    tensors = tensors_of(update).items()
+    return as_vector(
+        {path: started.get(path, torch.zeros_like(tensor)) for path, tensor in tensors}
+    )
