@@ -203,20 +203,16 @@ def to_vector(matrix: Tensor) -> Tensor:
     Shape (q (q + 1) / 2,), row by row. Numbers above the diagonal are multiplied by √2,
     so that the norm of the vector is that of the matrix.
     """
-    row, column = torch.triu_indices(*matrix.shape)
-    vector = matrix[row, column].double()
-    vector[row != column] *= math.sqrt(2)
-    return vector.float()
+    scaled = math.sqrt(2) * matrix.triu(1) + matrix.diag().diag()
+    return scaled[tuple(torch.triu_indices(*matrix.shape))].float()
 
 
 def to_matrix(vector: Tensor, size: int) -> Tensor:
     """Return the symmetric float64 matrix (q, q) of a vector made by `to_vector`."""
-    row, column = torch.triu_indices(size, size)
-    values = vector.double().clone()
-    values[row != column] /= math.sqrt(2)
     matrix = torch.zeros(size, size, dtype=torch.float64)
-    matrix[row, column] = matrix[column, row] = values
-    return matrix
+    matrix[tuple(torch.triu_indices(size, size))] = vector.double()
+    above = matrix.triu(1) / math.sqrt(2)
+    return above + above.T + matrix.diag().diag()
 
 
 def solve_ridge(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
