@@ -165,18 +165,13 @@ class PrivateTraining:
         epsilon = self.epsilon_after(num_before + 1)
         if most is None or epsilon <= most:
             return True
-        if not num_before:
-            raise RunError(
-                f"privacy.epsilon: found {most:g}, expected at least {epsilon:.4g}, "
-                "which the first round spends; raise it or privacy.noise_multiplier"
-            )
-        log.warning(
-            "the training ends before round %d, with which it would spend epsilon "
-            "%.4g, more than privacy.epsilon %g",
-            server_round,
-            epsilon,
-            most,
+        problem = (
+            f"privacy.epsilon: found {most:g}, expected at least {epsilon:.4g} for "
+            f"round {server_round}"
         )
+        if not num_before:
+            raise RunError(f"{problem}; raise it or privacy.noise_multiplier")
+        log.warning("the training ends at its budget: %s", problem)
         return False
 
     def note_release(self, server_round: int) -> None:

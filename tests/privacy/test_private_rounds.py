@@ -306,9 +306,12 @@ def test_run_stops_before_the_round_beyond_its_budget(
     )
     assert records[-1]["epsilon"] == training.epsilon_after(num_rounds)
     assert trained.server_round == num_rounds < 9
-    assert f"ends before round {num_rounds + 1}, with which it would" in caplog.text
+    assert "the training ends at its budget: privacy.epsilon: found 3" in caplog.text
+    assert f"for round {num_rounds + 1}" in caplog.text
     small = replace(privacy, epsilon=0.1)
-    with pytest.raises(RunError, match=r"found 0\.1, .* at least 1.*first round"):
+    with pytest.raises(
+        RunError, match=r"found 0\.1, .* at least 1.*for round 1; raise"
+    ):
         train(tmp_path / "small", everyone, small, num_rounds=9)
     # Resumed, it makes no further round.
     again, more = train(tmp_path, everyone, privacy, num_rounds=9, run=run)
