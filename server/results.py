@@ -23,7 +23,7 @@ OVER_CLIENTS = (
 MOST_SUMMED = 100_000  # numbers that a `Total` holds
 
 _TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
-_LAST = ("virtual_seconds",)
+_LAST = ("virtual_seconds", "epsilon", "delta", "num_releases", "clip_norm")
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Conductor:
                 "personalization_seconds": time.monotonic() - began + seconds,
                 "state_sha256": trained.fingerprint,
                 **_left_out(trained.history, titles),
-                **self._privacy(roster, trained.history),
+                **self._example_privacy(roster, trained.history),
             },
             "model_distribution": {
                 "num_clients": len(served),
@@ -165,23 +165,14 @@ class Conductor:
             predictions.forget_parts()
         return served
 
-    def _privacy(self, roster: Roster, history: History) -> Mapping[str, Any]:
-        """Make the entries of ``results.json`` about privacy, if the run has any."""
+    def _example_privacy(self, roster: Roster, history: History) -> Mapping[str, Any]:
+        """Make the entry of ``results.json`` about the privacy of examples, if any."""
         training, sizes = self.assembly.experiment.training, roster.trainable()
-        entries = {}
-        plan, rounds = self.folder.manifest().get("privacy"), self.folder.rounds()
-        if plan is not None and rounds:
-            spent = ("epsilon", "num_releases", "clip_norm")
-            entries["privacy"] = {
-                **plan,
-                **{name: rounds[-1][name] for name in spent if name in rounds[-1]},
-                "stopped_at_budget": len(rounds) < self.assembly.method.num_rounds,
-            }
-        if training.example_privacy is not None and sizes:
-            entries["example_privacy"] = example_privacy_summary(
-                self.assembly, sizes, self._schedule(roster, history)
-            )
-        return entries
+        if training.example_privacy is None or not sizes:
+            return {}
+        schedule = self._schedule(roster, history)
+        summary = example_privacy_summary(self.assembly, sizes, schedule)
+        return {"example_privacy": summary}
 
     def _participation(
         self, roster: Roster, history: History

@@ -25,6 +25,6 @@ def test_noise_of_real_runs_does_not_follow_from_the_seed(
         assert [record["num_releases"] for record in run.rounds()] == [1, 2]
         releases = (run.checkpoints / "releases.jsonl").read_text().splitlines()
         assert [json.loads(line)["server_round"] for line in releases] == [1, 2]
-        privacy = run.results()["training"]["privacy"]
-        assert privacy["epsilon"] == run.rounds()[-1]["epsilon"]
-        assert privacy["sampling"] == "all"
+        results = run.results()
+        assert results["training"]["epsilon"] == run.rounds()[-1]["epsilon"]
+        assert results["manifest"]["privacy"]["sampling_probability"] == 1

@@ -22,7 +22,7 @@ NUM_CLIENTS = 6
 
 
 def run_afl(path: Path, **privacy: Any) -> tuple[dict[str, Any], torch.Tensor]:
-    """Run AFL on clients of equal size; return ``training`` and the weights."""
+    """Run AFL on clients of equal size; return the results and the weights."""
     sections: dict[str, Any] = {
         "partition": {"name": "iid", "num_clients": NUM_CLIENTS},
         "model": {"name": "tiny_cnn", "trained": "head", "embedding_dim": 16},
@@ -35,16 +35,16 @@ def run_afl(path: Path, **privacy: Any) -> tuple[dict[str, Any], torch.Tensor]:
     folder = RunFolder.create(path, chosen)
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
     results: Any = folder.results()
-    return results["training"], trained_model(path).weights
+    return results, trained_model(path).weights
 
 
 def test_statistics_are_one_release(tmp_path: Path) -> None:
-    training, weights = run_afl(tmp_path / "noisy", clip_norm=0.5, epsilon=3.0)
-    privacy = training["privacy"]
-    assert privacy["num_releases"] == 1
-    assert privacy["epsilon"] == pytest.approx(3.0, rel=0.05)
+    results, weights = run_afl(tmp_path / "noisy", clip_norm=0.5, epsilon=3.0)
+    assert results["training"]["num_releases"] == 1
+    assert results["training"]["epsilon"] == pytest.approx(3.0, rel=0.05)
     multiplier = noise_multiplier_for(3.0, default_delta(NUM_CLIENTS))
-    assert privacy["noise_multiplier"] == pytest.approx(multiplier)
+    plan = results["manifest"]["privacy"]
+    assert plan["noise_multiplier"] == pytest.approx(multiplier)
     _, plain = run_afl(tmp_path / "plain")
     assert not torch.allclose(weights, plain, atol=1e-2)
     _, again = run_afl(tmp_path / "again", clip_norm=0.5, epsilon=3.0)

@@ -492,7 +492,8 @@ def test_zero_noise_is_the_plain_run_bit_for_bit(tmp_path: Path, method: str) ->
     )
     digest = plain["training"]["state_sha256"]
     assert private["training"]["state_sha256"] == digest
-    assert "privacy" not in private["training"]
+    assert "privacy" not in private["manifest"]
+    assert "epsilon" not in private["training"]
     clip = {"clip_norm": 1e-3, "noise_multiplier": 0}
     short = run(tmp_path / "short", **sections, privacy=clip)
     assert short["training"]["state_sha256"] != digest
@@ -518,22 +519,22 @@ def test_results_and_manifest_state_the_privacy(tmp_path: Path) -> None:
         method={"name": "knn_per"},
         privacy={"clip_norm": 0.5, "noise_multiplier": 1.0, "accountant": "rdp"},
     )
-    privacy = results["training"]["privacy"]
+    training = results["training"]
     records = RunFolder.open(tmp_path / "run").rounds()
-    assert privacy["epsilon"] == records[-1]["epsilon"]
+    last = {"epsilon": records[-1]["epsilon"], "delta": 8**-1.1, "num_releases": 2}
+    assert {key: training[key] for key in last} == last
     expected = {
         "unit": "client",
         "delta": 8**-1.1,
         "noise_multiplier": 1.0,
         "sampling_probability": 0.5,
     }
-    assert {key: privacy[key] for key in expected} == expected
-    assert privacy["num_releases"] == 2
-    assert privacy["stopped_at_budget"] is False
-    assert any("λ" in quantity for quantity in privacy["also_released"])
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert {key: manifest["privacy"][key] for key in expected} == expected
-    assert manifest["privacy"]["epsilon"] == pytest.approx(privacy["epsilon"])
+    plan = manifest["privacy"]
+    assert {key: plan[key] for key in expected} == expected
+    assert plan["epsilon"] == pytest.approx(training["epsilon"])
+    assert any("λ" in quantity for quantity in plan["also_released"])
+    assert results["manifest"]["privacy"] == plan
 
 
 def problems_of(**sections: Any) -> dict[str, str]:
