@@ -12,14 +12,13 @@ computed from gradients, such as momentum and the client's update, costs nothing
 Two data sets of a client are neighbours if one has one example more.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 from typing_extensions import override
 
 from knnper.embedding_model import EmbeddingModel
@@ -87,11 +86,11 @@ class PrivateGradients:
     num_examples: int
     generator: np.random.Generator
 
-    def fill(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        """Set the model's gradient to the noisy mean; return the mean loss.
+    def fill(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+        """Set the model's gradient to the noisy mean.
 
         ``inputs``: normalised, of a mini-batch; ``labels`` and ``weights``, factors on
-        the losses, of shape (b,). The loss of an empty mini-batch is NaN.
+        the losses, of shape (b,).
         """
         model, training = self.task.model, self.task.training
         settings = training.example_privacy
@@ -104,30 +103,27 @@ class PrivateGradients:
             mean: Tensor = functional_call(module, tensors, (image[None], label[None]))
             return mean
 
-        gradients_of = vmap(
-            grad_and_value(loss), in_dims=(None, 0, 0), randomness="different"
-        )
-        total, losses = torch.zeros_like(model.gradient), []
+        gradients_of = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+        total = torch.zeros_like(model.gradient)
         at_once = max(1, _GRADIENTS_AT_ONCE // model.num_parameters)
         for begin in range(0, len(labels), at_once):
             part = slice(begin, begin + at_once)
             with self.task.autocast():
-                gradients, of_part = gradients_of(
+                gradients = gradients_of(
                     model.parameters.detach(), inputs[part], labels[part]
                 )
-            factors = torch.ones_like(of_part) if weights is None else weights[part]
+            count = len(gradients)
+            factors = gradients.new_ones(count) if weights is None else weights[part]
             if self.trainable is not None:
                 gradients *= self.trainable
             norms = gradients.norm(dim=1) * factors
             shares = (settings.clip_norm / norms.clamp_min(1e-30)).clamp_max(1)
             total += (factors * shares) @ gradients
-            losses.append(of_part * factors)
         deviation = settings.noise_multiplier * settings.clip_norm
         if deviation:
             noise = self.generator.normal(0.0, deviation, len(total))
             total += torch.from_numpy(noise).to(total)
         model.gradient.copy_(total / min(training.batch_size, self.num_examples))
-        return torch.cat(losses).mean() if losses else total.new_tensor(math.nan)
 
 
 def require_private_model(task: Task) -> None:

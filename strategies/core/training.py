@@ -215,7 +215,8 @@ class LocalModel:
         model = self.task.model
         if self._private is not None:
             inputs = self.task.normalize(batch.examples.images)
-            loss = self._private.fill(inputs, batch.examples.labels, batch.weights)
+            self._private.fill(inputs, batch.examples.labels, batch.weights)
+            loss = torch.tensor(math.nan)  # it depends on the examples, without noise
         else:
             loss = self._replayed(batch) if self._is_replayable else self._pass(batch)
         if self._separate:
@@ -468,8 +469,6 @@ def local_sgd(
     if trainable is not None:
         trained = torch.where(trainable, trained, weights)
     train_loss = float(torch.stack(losses).mean()) if losses else math.nan
-    if task.training.example_privacy is not None:
-        train_loss = math.nan  # it depends on the examples, without noise
     task.on_trained(len(losses), _effective_number(model.visited, example_weights))
     return LocalResult(trained, len(losses), train_loss)
 
