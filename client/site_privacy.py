@@ -75,7 +75,7 @@ class ProtectedUpdates(UpdateProcessor):
         require_no_buffers(self.task.model)
         self.require_origins(payload, update)
         deviation = privacy.noise * clip_norm
-        noise = system_noise(rng) if deviation else None
+        noise = system_noise(rng)
         return private_update(self, payload, update, clip_norm, noise, deviation)
 
 

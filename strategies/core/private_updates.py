@@ -43,8 +43,8 @@ def private_update(
     payload: Any,
     update: Any,
     clip_norm: float,
-    noise: np.random.Generator | None = None,
-    standard_deviation: float = 0.0,
+    noise: np.random.Generator,
+    standard_deviation: float,
 ) -> Any:
     """Clip the change of an update, and add Gaussian noise to each coordinate.
 
@@ -54,10 +54,10 @@ def private_update(
     """
     difference = differences(method, payload, update).double()
     factor = clip_factor(difference, clip_norm)
-    if noise is None and factor == 1:
+    if not standard_deviation and factor == 1:
         return update
     difference *= factor
-    if noise is not None:
+    if standard_deviation:
         values = noise.normal(0.0, standard_deviation, len(difference))
         difference += torch.from_numpy(values)
     return moved_update(method, payload, update, difference)
@@ -71,9 +71,7 @@ class PrivateUpdates(UpdateProcessor):
     @override
     def process(self, payload: Any, update: Any, rng: RandomKey) -> Any:
         deviation, clip_norm = client_deviation(self.settings), self.settings.clip_norm
-        noise = (
-            self.task.noise_source(rng.child("privacy noise")) if deviation else None
-        )
+        noise = self.task.noise_source(rng.child("privacy noise"))
         return private_update(self, payload, update, clip_norm, noise, deviation)
 
 

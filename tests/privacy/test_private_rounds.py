@@ -175,17 +175,18 @@ def test_long_updates_are_clipped_and_short_ones_untouched() -> None:
     method = FedAvg(linear_task(), FedAvg.settings_type())
     payload = ModelPayload(torch.tensor([1.0, -1.0]))
     long = ModelUpdate(payload.weights + torch.tensor([3.0, 4.0]), 7, 0.5)
-    short = private_update(method, payload, long, 1.0)
+    generator = RandomKey(3).numpy()
+    short = private_update(method, payload, long, 1.0, generator, 0.0)
     assert short.weights.tolist() == pytest.approx([1.6, -0.2])
     assert (short.num_examples, short.train_loss) == (7, 0.5)
     for limit in (5.0, 6.0):
-        assert private_update(method, payload, long, limit) is long
-    generator = RandomKey(3).numpy()
+        same = private_update(method, payload, long, limit, generator, 0.0)
+        assert same is long
     for _ in range(50):
         change = torch.from_numpy(generator.normal(size=2).astype(np.float32))
         update = ModelUpdate(payload.weights + change, 1, 0.0)
         limit = float(generator.uniform(0.1, 2))
-        result = private_update(method, payload, update, limit)
+        result = private_update(method, payload, update, limit, generator, 0.0)
         assert differences(method, payload, result).norm() <= limit * (1 + 1e-5)
 
 
