@@ -49,7 +49,6 @@ from knnper.server.selection import ClientSelection, InTurn, Poisson, Uniform
 from knnper.strategies.core.assembly import Assembly
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.mean_update import differences, synthetic_update
-from knnper.strategies.core.method import AS_IT_IS
 from knnper.strategies.core.private_updates import clip_factor
 
 # σ_b: this fraction of the expected clients of a round (Andrew et al. 2021, section
@@ -337,15 +336,13 @@ def _also_released(experiment: Experiment) -> list[str]:
         released.append("the update of each client in each round, to the server")
     elif experiment.privacy.noise_shares is None:
         released.append("the sum of the clients' updates in each round, to the server")
-    released += [
+    return [
+        *released,
         "the number of clients that train",
         "number of examples and train loss of each client, to the server",
         "which clients take part and which fail, to the server",
         "mean train loss of each round, and whether the training explodes",
         "test metrics of each client and their summaries",
+        "validation accuracies over the clients, with run.validate_every",
+        "settings that a personalisation chooses at its client, such as λ and k",
     ]
-    if experiment.run.validate_every:
-        released.append("validation accuracy over the clients")
-    if experiment.personalization.name != AS_IT_IS:
-        released.append("settings that each client chooses for itself, such as λ and k")
-    return released

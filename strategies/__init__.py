@@ -39,11 +39,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from knnper.strategies.core.averaging import (
-        RunningMean,
-        Updates,
-        mean_in_parts,
-    )
+    from knnper.strategies.core.averaging import RunningMean, Updates, mean_in_parts
     from knnper.strategies.core.compression import Compressor
     from knnper.strategies.core.evaluation import evaluate
     from knnper.strategies.core.final_training import (

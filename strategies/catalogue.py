@@ -225,18 +225,18 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
                 message = f"found {chosen} with {kind.title}, expected {expected}: "
                 yield Problem(f"training.{name}.name", message + reason)
         if training.example_privacy is not None and not kind.sends_gradients_only:
-            message = (
+            yield Problem(
+                "training.example_privacy",
                 f"found it with {kind.title}, expected a method whose updates come "
                 "from one training by gradients, such as fedavg, fedprox or fedper: "
-                "what else its clients send is not private"
+                "what else its clients send is not private",
             )
-            yield Problem("training.example_privacy", message)
     if training.example_privacy is not None and experiment.privacy is not None:
-        message = (
-            "found it with the section privacy, expected one of the two: privacy of a "
-            "client as a whole protects each of its examples; remove one"
+        yield Problem(
+            "training.example_privacy",
+            "found it with the section privacy, which protects each example of a "
+            "client too; expected one of the two",
         )
-        yield Problem("training.example_privacy", message)
 
 
 def _sum_problems(experiment: Experiment) -> Iterable[Problem]:
