@@ -31,7 +31,7 @@ def applied_privacy(
         return site
     clip_norm = site.clip_norm
     # An adaptive norm is applied by the server.
-    if run.adaptive is None:
+    if not run.adaptive:
         clip_norm = min(clip_norm, run.clip_norm)
     least = client_deviation(run) / clip_norm
     noise_multiplier = max(site.noise, least)

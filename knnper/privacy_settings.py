@@ -14,27 +14,7 @@ from knnper.settings import (
     PositiveFloat,
     PositiveInt,
     Settings,
-    UnitInterval,
 )
-
-
-@dataclass(frozen=True)
-class AdaptiveClipping(Settings):
-    """A clip norm that follows a quantile of the norms (Andrew et al. 2021).
-
-    Attributes
-    ----------
-    quantile
-        γ, the fraction of updates that should not be clipped.
-    learning_rate
-        η_C: after each round the clip norm is multiplied by exp(-η_C (b - γ)), where b
-        is the noisy fraction of updates that were not clipped. 0.2 in the paper. The
-        noise on the number of these updates has the standard deviation σ_b = m / 20 for
-        m expected clients of a round, or σ if that is larger.
-    """
-
-    quantile: UnitInterval = 0.5
-    learning_rate: PositiveFloat = 0.2
 
 
 @dataclass(frozen=True)
@@ -67,7 +47,10 @@ class PrivacySettings(Settings):
         only, and together the shares have σ S. Then nothing is amplified, and ε holds
         for a round in which as many fail as ``run.max_failed_fraction`` allows.
     adaptive
-        Adapts the clip norm to the norms of the updates; null keeps it.
+        Whether the clip norm follows the median norm (Andrew et al. 2021, with their
+        γ = 0.5 and η_C = 0.2). The noise on the number of updates that were not clipped
+        has the standard deviation σ_b = m / 20 for m expected clients of a round, or σ
+        if that is larger.
     correlated
         Whether the noise of a round partly cancels that of the rounds before (DP-FTRL),
         and clients take part in turn, once in 1 / ``participation`` rounds, rounded
@@ -81,7 +64,7 @@ class PrivacySettings(Settings):
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     accountant: Literal["pld", "rdp"] = "pld"
     noise_shares: PositiveInt | None = None
-    adaptive: AdaptiveClipping | None = None
+    adaptive: bool = False
     correlated: bool = False
 
     @property

@@ -54,6 +54,8 @@ from knnper.strategies.core.private_updates import clip_factor
 # σ_b: this fraction of the expected clients of a round (Andrew et al. 2021, section
 # 3.1).
 _COUNT_NOISE = 0.05
+_QUANTILE = 0.5  # γ, the fraction of updates that should not be clipped
+_CLIP_RATE = 0.2  # η_C, the learning rate of the clip norm
 _LARGE_DELTA = 1e-3  # the probability that differential privacy allows to fail
 _ROUNDING = 1e-9  # 1 / participation can be a little less than a whole number
 
@@ -136,7 +138,7 @@ class PrivateTraining:
     @property
     def count_noise(self) -> float:
         """σ_b, the noise on the number of unclipped updates; 0 if it is not used."""
-        if self.settings.adaptive is None:
+        if not self.settings.adaptive:
             return 0.0
         # Above half the multiplier, so that the noise of the sum stays finite.
         return max(_COUNT_NOISE * self.num_expected, self.noise_multiplier)
@@ -200,7 +202,7 @@ class PrivateTraining:
             "delta": self.delta,
             "num_releases": num_releases,
         }
-        if self.settings.adaptive is not None:
+        if self.settings.adaptive:
             figures["clip_norm"] = clip_norm or self.settings.clip_norm
         return figures
 
@@ -306,13 +308,10 @@ class PrivateRound:
 
     def next_clip_norm(self) -> float | None:
         """Return the clip norm of the next round; None unless it is adaptive."""
-        training = self.training
-        adaptive = training.settings.adaptive
-        if adaptive is None:
+        if not self.training.settings.adaptive:
             return None
-        fraction = self._num_unclipped / training.num_expected + 0.5
-        step = adaptive.learning_rate * (fraction - adaptive.quantile)
-        return self.clip_norm * math.exp(-step)
+        fraction = self._num_unclipped / self.training.num_expected + 0.5
+        return self.clip_norm * math.exp(-_CLIP_RATE * (fraction - _QUANTILE))
 
     def _blank_update(self) -> Any:
         """Return an update for its shapes alone, trained on one blank example.

@@ -95,7 +95,7 @@ def private_updates(task: Task, method: Method, privacy: PrivacySettings) -> Met
             "train the head of a frozen model"
         )
         raise ConfigError([Problem("model.name", message)])
-    if privacy.adaptive is not None:
+    if privacy.adaptive:
         return method  # the server clips
     return PrivateUpdates(task, method, privacy)
 
@@ -133,9 +133,9 @@ def privacy_problems(experiment: Experiment) -> Iterator[Problem]:
             f"found {' and '.join(chosen)}, expected at most one of them: the server "
             "adapts and correlates noise that it adds itself, and not both at once",
         )
-    if privacy.adaptive is not None and training.secure_aggregation is not None:
+    if privacy.adaptive and training.secure_aggregation is not None:
         yield Problem(
             "privacy.adaptive",
-            "found settings with secure aggregation, expected null: adaptive clipping "
+            "found true with secure aggregation, expected false: adaptive clipping "
             "needs a server that sees single updates",
         )

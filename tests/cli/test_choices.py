@@ -74,7 +74,7 @@ def test_settings_have_type_range_default_and_meaning() -> None:
 def test_sections_have_the_keys_of_nested_settings() -> None:
     text = " ".join(listed("sections", "privacy").stdout.split())
     assert "clip_norm: number > 0; required" in text
-    assert "adaptive.quantile: number ≥ 0, ≤ 1; default 0.5" in text
+    assert "adaptive: true or false; default false" in text
     text = listed("sections", "client.yaml").stdout
     assert "service.privacy.threshold: number > 0, ≤ 1; required" in text
     assert "An experiment chooses it" not in text

@@ -28,7 +28,6 @@ from knnper.experiment_file import (
 )
 from knnper.privacy import seeded_noise, system_noise
 from knnper.privacy_settings import (
-    AdaptiveClipping,
     PrivacySettings,
     SecAggPlusSettings,
 )
@@ -360,9 +359,7 @@ def test_adaptive_clip_norm_by_hand(
 ) -> None:
     """Six of eight are not clipped: C becomes C exp(-0.2 (6/8 - 1/2))."""
     monkeypatch.setattr(private_training, "_COUNT_NOISE", 1e-7)
-    privacy = PrivacySettings(
-        clip_norm=2.0, noise_multiplier=1e-9, adaptive=AdaptiveClipping()
-    )
+    privacy = PrivacySettings(clip_norm=2.0, noise_multiplier=1e-9, adaptive=True)
     by = dict.fromkeys(NAMES, (1.0, 0.0)) | {"a": (4.0, 3.0), "b": (0.0, 9.0)}
     trained, records = train(tmp_path, moves(by), privacy, num_rounds=2)
     second = 2 * math.exp(-0.2 * (6 / 8 - 1 / 2))
@@ -377,9 +374,7 @@ def test_adaptive_clip_norm_by_hand(
 
 def test_adaptive_clipping_splits_the_noise() -> None:
     """z^-2 = z_Δ^-2 + (2 σ_b)^-2: sum and count together cost as much as z."""
-    privacy = PrivacySettings(
-        clip_norm=1.0, noise_multiplier=1.5, adaptive=AdaptiveClipping()
-    )
+    privacy = PrivacySettings(clip_norm=1.0, noise_multiplier=1.5, adaptive=True)
     training = training_of(privacy, 200)
     assert training.count_noise == 10.0
     assert training.sum_noise**-2 + 20.0**-2 == pytest.approx(1.5**-2)
@@ -559,14 +554,14 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
     assert set(problems) == {"training"}
     problems = problems_of(
         training={"selection": {"name": "utility"}},
-        privacy={"clip_norm": 1.0, "noise_shares": 3, "adaptive": {}, "epsilon": 1},
+        privacy={"clip_norm": 1.0, "noise_shares": 3, "adaptive": True, "epsilon": 1},
     )
     assert set(problems) == {
         "training",
         "privacy.noise_multiplier",
         "privacy",
     }
-    exact = {"clip_norm": 1.0, "noise_multiplier": 0, "adaptive": {}, "epsilon": 1}
+    exact = {"clip_norm": 1.0, "noise_multiplier": 0, "adaptive": True, "epsilon": 1}
     for needs_noise in ("adaptive", "epsilon"):
         without = {key: exact[key] for key in exact if key != needs_noise}
         assert set(problems_of(privacy=without)) == {"privacy.noise_multiplier"}
@@ -596,7 +591,7 @@ def test_all_conflicts_of_privacy_are_listed_at_once() -> None:
         "noise_multiplier": 1,
         "correlated": True,
     }
-    for name, value in (("adaptive", {}), ("noise_shares", 4)):
+    for name, value in (("adaptive", True), ("noise_shares", 4)):
         assert set(problems_of(privacy=turns | {name: value})) == {"privacy"}
 
 

@@ -125,7 +125,7 @@ def test_engines_agree_on_fedavg_with_knn_per(
 
 
 PRIVACY = [
-    "{clip_norm: 0.5, epsilon: 8, adaptive: {}}",
+    "{clip_norm: 0.5, epsilon: 8, adaptive: true}",
     "{clip_norm: 0.5, noise_multiplier: 0.5, correlated: true}",
     "{clip_norm: 0.5, noise_multiplier: 0.2, noise_shares: 3}",
 ]

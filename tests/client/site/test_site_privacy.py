@@ -22,7 +22,7 @@ from knnper.client.site_runtime import MetricsPolicy, SiteRuntime
 from knnper.errors import RefusedError, RunError
 from knnper.experiment import Experiment, TrainingSettings
 from knnper.privacy import Release, epsilon_of
-from knnper.privacy_settings import AdaptiveClipping, PrivacySettings
+from knnper.privacy_settings import PrivacySettings
 from knnper.records import tensors_of
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
@@ -265,7 +265,7 @@ SITE = SitePrivacySettings(clip_norm=2.0, noise_multiplier=8.0)
         (None, (2.0, 8.0)),
         (PrivacySettings(3.0, 0.1), (2.0, 8.0)),
         (PrivacySettings(0.5, 50.0), (0.5, 8.0)),  # the server's noise
-        (PrivacySettings(0.5, adaptive=AdaptiveClipping()), (2.0, 8.0)),
+        (PrivacySettings(0.5, adaptive=True), (2.0, 8.0)),
         # 90 * 4 / sqrt(9) = 120, and 60 times the clip norm of the site.
         (PrivacySettings(4.0, 90.0, noise_shares=9),
          (2.0, 60.0)),

@@ -79,7 +79,7 @@ def private_game(num_rounds: int = 5, **changes: Any) -> CanaryGame | None:
             "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.5, "correlated": True},
         },
         {
-            "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.5, "adaptive": {}},
+            "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.5, "adaptive": True},
             "method": {"name": "fedavgm"},
         },
     ],
