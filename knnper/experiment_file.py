@@ -320,11 +320,11 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
         )
         yield Problem("training.selection", message)
     if training.example_privacy is not None and training.class_weights == "balanced":
-        message = (
+        yield Problem(
+            "training.class_weights",
             "found balanced with example_privacy, expected fixed weights or null: a "
-            "client's label counts are not private"
+            "client's label counts are not private",
         )
-        yield Problem("training.class_weights", message)
     optimizer = training.optimizer.name
     for name in ("momentum", "weight_decay"):
         if optimizer != "SGD" and getattr(training, name):

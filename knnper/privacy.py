@@ -128,13 +128,11 @@ def _epsilon(
             release.count / release.noise_multiplier**2 for release in releases
         )
         return float(dp.get_epsilon_gaussian(precision**-0.5, delta))
-    counter = (
-        _import("dp_accounting.pld").PLDAccountant(
-            value_discretization_interval=LOSS_INTERVAL
-        )
-        if accountant == "pld"
-        else _import("dp_accounting.rdp").RdpAccountant()
-    )
+    if accountant == "pld":
+        pld = _import("dp_accounting.pld")
+        counter = pld.PLDAccountant(value_discretization_interval=LOSS_INTERVAL)
+    else:
+        counter = _import("dp_accounting.rdp").RdpAccountant()
     for release in releases:
         event = dp.GaussianDpEvent(release.noise_multiplier)
         if release.sampling < 1:

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from knnper.data.examples import ClientData, Examples, blank_input, no_examples
+from knnper.data.examples import ClientData, Examples, blank_input
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.files import JsonLines
@@ -319,9 +319,8 @@ class PrivateRound:
         Used where no client was sampled.
         """
         method = self.training.method
-        spec = method.task.spec
-        blank = Examples(blank_input(spec), torch.zeros(1, dtype=torch.int64))
-        data = ClientData(blank, no_examples(spec))
+        blank = Examples(blank_input(method.task.spec), torch.zeros(1).long())
+        data = ClientData(blank, blank)
         key = self.training.key.child("blank update")
         sent = method.client_update(self.payload, None, data, 1, key)[1]
         return sent if method.decoded is None else method.decoded(self.payload, sent)
