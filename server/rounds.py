@@ -434,13 +434,10 @@ class RoundLoop:
             raise self._failed(server_round, tally, 0) from error
 
     def _failed(
-        self,
-        server_round: int,
-        tally: Tally,
-        num_spare: float,
-        problem: str = "more than run.max_failed_fraction allows",
+        self, server_round: int, tally: Tally, num_spare: float, problem: str = ""
     ) -> RunError:
         """Return the error of a round in which too many clients failed."""
+        problem = problem or "more than run.max_failed_fraction allows"
         total = len(tally.failures) + len(tally.used)
         quoted = [
             f"client {name} failed with: {reason}"
