@@ -143,7 +143,12 @@ class AFL(FedAvg):
         embeddings = self.task.embed(payload.weights, examples.images)
         probabilities = self.task.head(payload.weights, embeddings)
         log_probabilities = denominator(probabilities).log()
-        inputs = self._inputs(embeddings)
+        # X_m and Y_m, in float64.
+        rows = embeddings.double()
+        rows = rows - rows.mean(dim=1, keepdim=True)
+        if self._projection is not None:
+            rows = rows @ self._projection
+        inputs = functional.normalize(rows, dim=1)
         labels = functional.one_hot(examples.labels, self.task.spec.num_classes)
         targets = labels.double() - 1 / self.task.spec.num_classes
         self.task.on_trained(1, float(len(examples)))
@@ -153,14 +158,6 @@ class AFL(FedAvg):
             len(examples),
             float(functional.nll_loss(log_probabilities, examples.labels)),
         )
-
-    def _inputs(self, embeddings: Tensor) -> Tensor:
-        """Return X_m, float64 of shape (n, q), of embeddings (n, p)."""
-        rows = embeddings.double()
-        rows = rows - rows.mean(dim=1, keepdim=True)
-        if self._projection is not None:
-            rows = rows @ self._projection
-        return functional.normalize(rows, dim=1)
 
     @override
     def aggregate(self, state: ModelState, updates: Updates[AFLUpdate]) -> ModelState:
