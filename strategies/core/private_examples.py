@@ -105,6 +105,7 @@ class PrivateGradients:
 
         gradients_of = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
         total = torch.zeros_like(model.gradient)
+        factors = total.new_ones(len(labels)) if weights is None else weights
         at_once = max(1, _GRADIENTS_AT_ONCE // model.num_parameters)
         for begin in range(0, len(labels), at_once):
             part = slice(begin, begin + at_once)
@@ -112,13 +113,11 @@ class PrivateGradients:
                 gradients = gradients_of(
                     model.parameters.detach(), inputs[part], labels[part]
                 )
-            count = len(gradients)
-            factors = gradients.new_ones(count) if weights is None else weights[part]
             if self.trainable is not None:
                 gradients *= self.trainable
-            norms = gradients.norm(dim=1) * factors
+            norms = gradients.norm(dim=1) * factors[part]
             shares = (settings.clip_norm / norms.clamp_min(1e-30)).clamp_max(1)
-            total += (factors * shares) @ gradients
+            total += (factors[part] * shares) @ gradients
         deviation = settings.noise_multiplier * settings.clip_norm
         if deviation:
             noise = self.generator.normal(0.0, deviation, len(total))
