@@ -1,20 +1,24 @@
 """The shortest run over a real client; the whole story is in `test_story`."""
 
-import json
 import subprocess
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from knnper.audit_log import AuditLog
+from knnper.client.settings import read_client
 from tests.federation.small_federation import Found
 from tests.processes import KNNPER
 
 
-def audited(*words: object) -> list[dict[str, Any]]:
-    """Return the entries of an audit log, as the command shows them."""
-    command = [str(word) for word in (KNNPER, *words, "--last", 100, "--json")]
+def audited(state: Path, *words: object) -> list[Mapping[str, Any]]:
+    """Verify an audit log by the command; return its entries."""
+    entries = list(AuditLog.of(state).entries())
+    command = [str(word) for word in (KNNPER, *words)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
-    entries: list[dict[str, Any]] = json.loads(done.stdout)["last"]
+    assert f"head: {entries[-1]['hash']}" in done.stdout
     return entries
 
 
@@ -31,7 +35,8 @@ def test_a_client_trains_and_is_handed_the_model(found: Found) -> None:
     assert node.stop() == 0
 
     # The audit logs of both sides name the same run.
-    server = audited("fed", "audit", federation.folder)
+    state = federation.server_file.parent / "state"
+    server = audited(state, "fed", "audit", federation.folder)
     assert [entry["event"] for entry in server] == [
         "register_client",
         "submit_run",
@@ -43,7 +48,8 @@ def test_a_client_trains_and_is_handed_the_model(found: Found) -> None:
     ]
     begins, trained = server[2], server[3]
     assert (trained["purpose"], trained["answered"]) == ("train", ["0000"])
-    site = audited("site", "audit", federation.client_file("0000"))
+    file = federation.client_file("0000")
+    site = audited(read_client(file).state, "site", "audit", file)
     messages = [entry for entry in site if entry["event"] == "message"]
     assert [entry["purpose"] for entry in messages] == [
         "query",
