@@ -38,7 +38,8 @@ from tests.datastore.small_store import SPEC, examples, new_store
 
 SETTINGS = PrivateAnswerSettings(epsilon=4.0, threshold=0.1)
 # An answer costs what the release of the count costs, to a millionth.
-COUNTING = replace(SETTINGS, epsilon=1e4, vote_noise=1e3)
+# Each answer costs what the count costs; the budget is enough for 300,000.
+COUNTING = replace(SETTINGS, epsilon=1e4, vote_noise=1e3, num_queries=10**6)
 
 
 def memory_of(

@@ -37,7 +37,9 @@ name: site-a
 server: localhost:8443
 insecure: true
 data: {name: image_folder, path: data}
-service: {port: 0, privacy: {epsilon: 1e4, threshold: 0.1, vote_noise: 1e3}}
+service:
+  port: 0
+  privacy: {epsilon: 1e4, threshold: 0.1, vote_noise: 1e3, num_queries: 1000000}
 """
 
 PRIVACY = PrivateAnswerSettings(
