@@ -88,7 +88,7 @@ class PrivacyBudget:
         return reasons
 
     def spending(self, rounds: int = 0) -> dict[Period, Spending]:
-        """Return what is spent after ``rounds`` more updates, by period.
+        """Return ε after ``rounds`` more updates, and its budget, by period.
 
         Without amplification by sampling: the server chooses who takes part.
         """

@@ -54,7 +54,7 @@ def read_updates(state: Path) -> list[ProtectedUpdate]:
         If the files are damaged, or lines are missing.
     """
     log, head = AuditLog(state / LEDGER), state / HEAD
-    # In this order, so that a process that appends meanwhile does no harm.
+    # The log first: a process that begins a ledger writes the head before it.
     has_log = log.path.exists()
     try:
         is_begun = has_log or head.exists()

@@ -209,12 +209,12 @@ class PrivateTraining:
     def plan(self) -> dict[str, Any]:
         """Return plain values for the manifest, with the ε that the run may spend.
 
-        Warns of a δ so large that ε says little.
+        Warns of a large δ, with which ε means little.
         """
         if self.delta > _LARGE_DELTA:
             log.warning(
-                "delta is %.2g, so that epsilon says little; set privacy.delta, such "
-                "as 1e-5",
+                "delta is %.2g, too large for epsilon to mean much; set "
+                "privacy.delta, such as 1e-5",
                 self.delta,
             )
         epsilon = self.epsilon_after(self.method.num_rounds)

@@ -227,9 +227,9 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
         if training.example_privacy is not None and not kind.sends_gradients_only:
             yield Problem(
                 "training.example_privacy",
-                f"found it with {kind.title}, expected a method whose updates come "
-                "from one training by gradients, such as fedavg, fedprox or fedper: "
-                "what else its clients send is not private",
+                f"found it with {kind.title}, expected a method with updates from "
+                "one training by gradients, such as fedavg, fedprox or fedper: "
+                "everything else that its clients send is not private",
             )
     if training.example_privacy is not None and experiment.privacy is not None:
         yield Problem(
@@ -248,8 +248,8 @@ def _sum_problems(experiment: Experiment) -> Iterable[Problem]:
         yield Problem(
             "method.name",
             f"found {method.title} with privacy or secure aggregation, expected a "
-            "method whose server needs only the mean of all updates, such as fedavg or "
-            "knn_per",
+            "method with a server that needs only the mean of all updates, such as "
+            "fedavg or knn_per",
         )
     if training.timing != SynchronousTiming():
         yield Problem(

@@ -17,8 +17,8 @@ RunOrClient = Annotated[
     Path,
     typer.Argument(
         metavar="RUN|CLIENT.yaml",
-        help="The folder of a finished simulation, or the file of a client whose "
-        "service runs on this machine. Its data must have stored and test examples.",
+        help="The folder of a finished simulation; or the file of a client with a "
+        "running service on this machine, and with stored and test examples.",
     ),
 ]
 Attacks = Annotated[

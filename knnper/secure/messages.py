@@ -40,7 +40,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Stage 1: a round, as it is sent to one client; asks for shares of its secrets.
+    """Stage 1: the round, for one client; asks it for shares of its secrets.
 
     Attributes
     ----------

@@ -172,7 +172,7 @@ class SecureSum:
     def unmask_requests(self, survivors: Collection[str]) -> dict[str, UnmaskRequest]:
         """Stage 3: by client, the survivors among its peers.
 
-        ``survivors``: the clients whose masked updates are in the sum.
+        ``survivors``: the clients with a masked update in the sum.
         """
         require_enough(len(survivors), FEWEST_CLIENTS, "sent updates")
         self._survivors = {self._numbers[client] for client in survivors}
@@ -202,7 +202,7 @@ class SecureSum:
         total = masked.copy()
         for number in self._survivors:
             total -= self_mask(self._recovered(number), len(total))
-        # What a dropped client would have added cancels the masks of its neighbours.
+        # The masks of a dropped client cancel those that its neighbours have added.
         for number in self._sharing - self._survivors:
             secret, plan = self._recovered(number), self._plans[number]
             if public_key(secret) != plan.peers[number].masking:

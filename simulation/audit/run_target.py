@@ -293,7 +293,7 @@ class RunTarget(Target):
     def update(self, client: str, data: ClientData) -> ObservedUpdate:
         """Return a client's update in round 1; on its own data with the run's bits.
 
-        Of a method whose updates are no models, it has other shapes.
+        It has other shapes if the method's updates are no models.
         """
         bench, method = self.bench, self.bench.method
         key = bench.key.child("broadcast", 1, client)

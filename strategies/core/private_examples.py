@@ -71,7 +71,7 @@ class PrivateGradients:
     task
         The learning task; its model's buffers are empty.
     objective
-        ``(module, inputs, labels) -> losses`` of examples, whose parts are independent.
+        ``(module, inputs, labels) -> losses``; each loss is that of one example alone.
     trainable
         Mask of the parameters to train, bool of shape (num_parameters,); None for all.
     num_examples

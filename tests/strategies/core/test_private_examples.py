@@ -232,7 +232,7 @@ def test_other_methods_are_refused() -> None:
     refused(
         document("fedrep", training=section),
         "training.example_privacy",
-        "found it with FedRep, expected a method whose updates come from one training",
+        "found it with FedRep, expected a method with updates from one training",
     )
     of_clients = {"privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
     refused(
